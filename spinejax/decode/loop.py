@@ -1,0 +1,73 @@
+"""The compiled forms of a round: prefill chunk and on-device loop.
+
+Every compile variant of decoding is made here: one per (target shape,
+drafter, batch, capacity bucket, greedy or not). State is donated.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spinejax.decode import round as rounds
+from spinejax.decode.state import DecodeState
+from spinejax.drafters.base import Drafter
+from spinejax.target.config import TargetConfig
+from spinejax.verify.sampling import Sampling
+
+PREFILL_CHUNK = 128
+_BUCKET = 128
+
+
+def capacity_bucket(tokens: int) -> int:
+  """The smallest of 128 x (1, 2, 3, 4, 6, 8, 12, 16, ...) that holds it."""
+  size = _BUCKET
+  while True:
+    for capacity in (size, size + size // 2):
+      if capacity % _BUCKET == 0 and capacity >= tokens:
+        return capacity
+    size *= 2
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('cfg', 'drafter', 'chunk'),
+  donate_argnames=('state',),
+)
+def prefill_chunk(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  params: rounds.Params,
+  state: DecodeState,
+  chunk: int = PREFILL_CHUNK,
+) -> DecodeState:
+  """`round.prefill`, compiled; donates the state."""
+  return rounds.prefill(cfg, drafter, params, state, chunk)
+
+
+@functools.partial(
+  jax.jit, static_argnames=('cfg', 'drafter'), donate_argnames=('state',)
+)
+def run_rounds(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  params: rounds.Params,
+  state: DecodeState,
+  sampling: Sampling,
+  max_rounds: jax.Array,
+) -> DecodeState:
+  """Rounds until every request is done, at most `max_rounds`, on the device.
+
+  Nothing crosses to the host inside. Donates the state.
+  """
+
+  def unfinished(carry):
+    state, ran = carry
+    return (ran < max_rounds) & ~jnp.all(state.done_B)
+
+  def body(carry):
+    state, ran = carry
+    return rounds.step(cfg, drafter, params, state, sampling).state, ran + 1
+
+  return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]

@@ -1,0 +1,159 @@
+"""One round of speculative decoding: draft, verify, commit.
+
+`step` is pure and donates nothing, so it can be run and looked at in a
+notebook; `decode.loop` compiles it into an on-device loop.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from spinejax.decode.state import DecodeState
+from spinejax.drafters.base import Drafter, History, Proposal, TargetView
+from spinejax.target.config import TargetConfig
+from spinejax.target.model import Forward, TargetParams, forward, unembed
+from spinejax.verify.chain import Verdict, verify
+from spinejax.verify.sampling import Sampling, Stream, round_keys
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Params:
+  """Weights of the target and of the drafter (None if it has none)."""
+
+  target: TargetParams
+  drafter: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+  """What one round did."""
+
+  state: DecodeState
+  proposal: Proposal
+  verdict: Verdict
+
+
+def prefill(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  params: Params,
+  state: DecodeState,
+  chunk: int,
+) -> DecodeState:
+  """Reads the next `chunk` prompt tokens of every request into both caches.
+
+  All of a prompt but its last token is read; that one is the first anchor.
+  A request that has less to read takes what it has. No token is emitted.
+  """
+  start_B = state.target_cache.length_B
+  count_B = jnp.clip(state.prompt_length_B - 1 - start_B, 0, chunk)
+  at_BQ = start_B[:, None] + jnp.arange(chunk)
+  tokens_BQ = jnp.take_along_axis(
+    state.tokens_BT, jnp.minimum(at_BQ, state.tokens_BT.shape[1] - 1), axis=1
+  )
+  out = forward(cfg, params.target, tokens_BQ, state.target_cache, drafter.taps)
+  return dataclasses.replace(
+    state,
+    target_cache=out.cache.advance(count_B),
+    draft_cache=drafter.extend(
+      drafter.cfg, params.drafter, state.draft_cache, out.features_BQP, count_B
+    ),
+  )
+
+
+def step(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  params: Params,
+  state: DecodeState,
+  sampling: Sampling,
+  limit_B: jax.Array | None = None,
+) -> Round:
+  """One round for every request that is not done.
+
+  Args:
+    limit_B: proposals to verify, 0..S, at most; those beyond are dropped. It
+      must not depend on the tokens proposed in this round (spec of DSpark,
+      arXiv 2607.05147, appendix A), or the output law changes.
+  """
+  draft_cache = drafter.extend(
+    drafter.cfg,
+    params.drafter,
+    state.draft_cache,
+    state.pending_BKP,
+    state.pending_count_B,
+  )
+  position_B = state.length_B - 1
+  proposal = drafter.propose(
+    drafter.cfg,
+    params.drafter,
+    TargetView(params.target.embed_VD, params.target.head_VD),
+    draft_cache,
+    History(state.tokens_BT, state.length_B),
+    state.anchor_B,
+    round_keys(state.seed_B, position_B, Stream.DRAFT),
+    sampling,
+  )
+  if limit_B is not None:
+    beyond_BS = jnp.arange(drafter.slots) >= limit_B[:, None]
+    proposal = dataclasses.replace(
+      proposal, tokens_BS=jnp.where(beyond_BS, -1, proposal.tokens_BS)
+    )
+  rows_BK = jnp.concatenate(
+    [state.anchor_B[:, None], proposal.tokens_BS], axis=1
+  )
+  out = forward(cfg, params.target, rows_BK, state.target_cache, drafter.taps)
+  logits_BKV = unembed(out.hidden_BQD, params.target.head_VD)
+  verdict = verify(logits_BKV, proposal, sampling, state.seed_B, position_B)
+  state = commit(
+    dataclasses.replace(state, draft_cache=draft_cache), proposal, verdict, out
+  )
+  return Round(state, proposal, verdict)
+
+
+def commit(
+  state: DecodeState, proposal: Proposal, verdict: Verdict, out: Forward
+) -> DecodeState:
+  """Appends the accepted run and the token after it, and cuts it.
+
+  The run ends at the first stop token inside it (kept) and at the request's
+  cap. Rows that are not kept are rolled back by not counting them.
+  """
+  B, S = proposal.tokens_BS.shape
+  at_BK = jnp.broadcast_to(jnp.arange(S + 1), (B, S + 1))
+  run_BK = jnp.concatenate(
+    [proposal.tokens_BS, jnp.zeros((B, 1), jnp.int32)], axis=1
+  )
+  run_BK = jnp.where(
+    at_BK == verdict.accepted_B[:, None], verdict.next_B[:, None], run_BK
+  )
+  room_B = state.cap_B - state.length_B
+  count_B = jnp.minimum(verdict.accepted_B + 1, room_B)
+  stops_BK = jnp.any(run_BK[..., None] == state.stop_ids_E, axis=-1)
+  stops_BK &= at_BK < count_B[:, None]
+  stopped_B = jnp.any(stops_BK, axis=1)
+  count_B = jnp.where(stopped_B, jnp.argmax(stops_BK, axis=1) + 1, count_B)
+  count_B = jnp.where(state.done_B, 0, count_B)
+  kept_BK = at_BK < count_B[:, None]
+  T = state.tokens_BT.shape[1]
+  target_BK = jnp.where(kept_BK, state.length_B[:, None] + at_BK, T)
+  rows_B1 = jnp.arange(B)[:, None]
+  last_B1 = jnp.maximum(count_B - 1, 0)[:, None]
+  last_B = jnp.take_along_axis(run_BK, last_B1, axis=1)[:, 0]
+  live_B = ~state.done_B
+  length_B = state.length_B + count_B
+  return dataclasses.replace(
+    state,
+    tokens_BT=state.tokens_BT.at[rows_B1, target_BK].set(run_BK, mode='drop'),
+    length_B=length_B,
+    done_B=state.done_B | stopped_B | (length_B >= state.cap_B),
+    anchor_B=jnp.where(count_B > 0, last_B, state.anchor_B),
+    target_cache=out.cache.advance(count_B),
+    pending_BKP=out.features_BQP,
+    pending_count_B=count_B,
+    accepted_hist_BK=state.accepted_hist_BK
+    + (at_BK == count_B[:, None] - 1).astype(jnp.int32),
+    rounds_B=state.rounds_B + live_B,
+  )

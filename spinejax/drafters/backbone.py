@@ -1,0 +1,307 @@
+"""The block backbone that the whole drafter family shares (DFlash).
+
+Target features of the context, projected once, are keys and values of every
+draft layer; a block [anchor, MASK x S] attends to them and to itself.
+Letters as in the DFlash paper (arXiv 2602.06036) and z-lab/dflash `model.py`.
+
+Training runs many blocks of one sequence at once, decoding one: the anchor
+axis A serves both.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from spinejax.axes import Count_B, Embed_VD, Features_BKP
+from spinejax.drafters.base import DraftCache
+from spinejax.errors import InputError
+from spinejax.target import layers as nn
+from spinejax.target.config import RopeScaling
+from spinejax.target.model import append_rows, init_cache
+
+Context = tuple[jax.Array, jax.Array]  # keys, values of one layer [B, G, T, C]
+Block = Float[Array, 'B A K D']
+
+
+@dataclasses.dataclass(frozen=True)
+class BackboneConfig:
+  """Static shape of a block drafter.
+
+  Attributes:
+    vocab, width: of the target, whose embedding and head are borrowed.
+    layers, heads, kv_heads, head_dim, ffn, norm_eps: of the draft layers.
+    rope_base, rope_scaling: the drafter's own rotation, not the target's.
+    block: K; slot 0 is the anchor, slot j proposes the token j after it.
+    mask_id: token whose embedding fills the open slots.
+    taps: target layers whose outputs are the features.
+    windows: sliding window of each layer in tokens, or None for full.
+    causal: attention inside the block; None: causal in sliding layers only.
+    embedding_scale, output_multiplier, softcap: of block embeddings and
+      logits; 1, 1 and None in most checkpoints.
+  """
+
+  vocab: int
+  width: int
+  layers: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  ffn: int
+  block: int
+  mask_id: int
+  taps: tuple[int, ...]
+  norm_eps: float = 1e-6
+  rope_base: float = 1e6
+  rope_scaling: RopeScaling | None = None
+  windows: tuple[int | None, ...] | None = None
+  causal: bool | None = None
+  embedding_scale: float = 1.0
+  output_multiplier: float = 1.0
+  softcap: float | None = None
+  qk_norm: bool = True
+  qkv_bias: bool = False
+
+  def __post_init__(self):
+    if self.block < 2:
+      raise InputError(f'block = {self.block} leaves no slot to propose')
+    if not 0 <= self.mask_id < self.vocab:
+      raise InputError(
+        f'mask_id = {self.mask_id} is outside the vocabulary of {self.vocab}'
+      )
+    if self.windows is not None and len(self.windows) != self.layers:
+      raise InputError(
+        f'windows names {len(self.windows)} layers, the drafter has '
+        f'{self.layers}'
+      )
+
+  @property
+  def slots(self) -> int:
+    return self.block - 1
+
+  def window(self, layer: int) -> int | None:
+    return None if self.windows is None else self.windows[layer]
+
+  def is_causal(self, layer: int) -> bool:
+    if self.causal is None:
+      return self.window(layer) is not None
+    return self.causal
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BackboneParams:
+  """Weights. `mask_D` is an optional learned embedding of the open slots, in
+  place of the target's embedding of `mask_id`."""
+
+  fc_DP: jax.Array
+  hidden_norm_D: jax.Array
+  layers: tuple[nn.LayerParams, ...]
+  norm_D: jax.Array
+  mask_D: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where the blocks sit.
+
+  Attributes:
+    start_BA: absolute position of each anchor.
+    visible_BA: context rows [0, visible) that the block may look at.
+  """
+
+  start_BA: jax.Array
+  visible_BA: jax.Array
+
+
+def tap_ids(target_layers: int, taps: int) -> tuple[int, ...]:
+  """The published default: evenly from layer 1 to N - 3, rounded half to even.
+
+  Source: z-lab/dflash `model.py` (build_target_layer_ids).
+  """
+  if taps == 1:
+    return (target_layers // 2,)
+  step = (target_layers - 4) / (taps - 1)
+  return tuple(round(1 + i * step) for i in range(taps))
+
+
+def context_kv(
+  cfg: BackboneConfig,
+  params: BackboneParams,
+  features_BTP: Float[Array, 'B T P'],
+  position_BT: Int[Array, 'B T'],
+) -> list[tuple[jax.Array, jax.Array]]:
+  """Keys (normed, rotated) and values [B, T, G, C] of every layer."""
+  c = nn.dense(features_BTP, params.fc_DP)
+  c = nn.rms_norm(c, params.hidden_norm_D, cfg.norm_eps)
+  cos, sin = nn.rotary(
+    position_BT, cfg.head_dim, cfg.rope_base, cfg.rope_scaling
+  )
+  rows = []
+  for layer in params.layers:
+    kv = nn.dense(c, layer.qkv_GJCD[:, -2:])
+    if layer.qkv_bias_GJC is not None:
+      kv = kv + layer.qkv_bias_GJC[:, -2:]
+    k, v = kv[..., 0, :], kv[..., 1, :]
+    if layer.k_norm_C is not None:
+      k = nn.rms_norm(k, layer.k_norm_C, cfg.norm_eps)
+    rows.append((nn.rotate(k, cos, sin), v))
+  return rows
+
+
+def draft_cache(
+  cfg: BackboneConfig, batch: int, capacity: int, dtype
+) -> DraftCache:
+  """An empty context cache for the draft layers."""
+  return init_cache(cfg, batch, capacity, dtype)
+
+
+def extend(
+  cfg: BackboneConfig,
+  params: BackboneParams,
+  cache: DraftCache,
+  features_BKP: Features_BKP,
+  count_B: Count_B,
+) -> DraftCache:
+  """Appends context rows made from tapped target states.
+
+  The first `count_B` rows of each request are taken; the rest is padding,
+  left behind the watermark. Row t of the cache is the context token at
+  position t.
+  """
+  position_BK = cache.length_B[:, None] + jnp.arange(features_BKP.shape[1])
+  rows = context_kv(cfg, params, features_BKP, position_BK)
+  return DraftCache(
+    k=tuple(
+      append_rows(old, k, cache.length_B)
+      for old, (k, _) in zip(cache.k, rows, strict=True)
+    ),
+    v=tuple(
+      append_rows(old, v, cache.length_B)
+      for old, (_, v) in zip(cache.v, rows, strict=True)
+    ),
+    length_B=cache.length_B + count_B,
+  )
+
+
+def embed_block(
+  cfg: BackboneConfig,
+  params: BackboneParams,
+  embed_VD: Embed_VD,
+  anchor_BA: Int[Array, 'B A'],
+) -> Block:
+  """[anchor, MASK x S] embedded."""
+  anchor_BA1D = jnp.take(embed_VD, anchor_BA, axis=0, mode='clip')[:, :, None]
+  mask_D = embed_VD[cfg.mask_id] if params.mask_D is None else params.mask_D
+  masks = jnp.broadcast_to(
+    mask_D, (*anchor_BA.shape, cfg.slots, cfg.width)
+  ).astype(anchor_BA1D.dtype)
+  return jnp.concatenate([anchor_BA1D, masks], axis=2) * cfg.embedding_scale
+
+
+def block_layer(
+  cfg: BackboneConfig,
+  index: int,
+  layer: nn.LayerParams,
+  h: Block,
+  context: Context,
+  place: Place,
+) -> Block:
+  """One draft layer: attention over [context, own block], then SwiGLU."""
+  B, A, K, _ = h.shape
+  position_BAK = place.start_BA[..., None] + jnp.arange(K)
+  rope = nn.rotary(position_BAK, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
+  x = nn.rms_norm(h, layer.attn_norm_D, cfg.norm_eps)
+  q, k, v = nn.project_qkv(layer, x, rope, cfg.norm_eps)
+  seen = _visible(cfg, index, position_BAK, place, context[0].shape[2])
+  h = h + nn.dense(_attend(q, k, v, context, *seen), layer.out_DX)
+  return h + nn.swiglu(layer, nn.rms_norm(h, layer.mlp_norm_D, cfg.norm_eps))
+
+
+def logits_of(
+  cfg: BackboneConfig, hidden: jax.Array, head_VD: Embed_VD
+) -> jax.Array:
+  """Logits, float32, of final-normed states [..., D]."""
+  return cap(cfg, nn.dense(hidden, head_VD, dtype=jnp.float32))
+
+
+def cap(cfg: BackboneConfig, logits: jax.Array) -> jax.Array:
+  """The configured multiplier and soft cap: s tanh(m l / s)."""
+  logits = logits * cfg.output_multiplier
+  if cfg.softcap is None:
+    return logits
+  return cfg.softcap * jnp.tanh(logits / cfg.softcap)
+
+
+def _visible(cfg, index, position_BAK, place, T):
+  """Context [B, A, K, T] and block [K, K] visibility of one layer."""
+  at_T = jnp.arange(T)
+  seen_BAKT = at_T < place.visible_BA[..., None, None]
+  K = position_BAK.shape[-1]
+  distance_KK = jnp.arange(K)[:, None] - jnp.arange(K)
+  seen_KK = distance_KK >= 0 if cfg.is_causal(index) else jnp.ones((K, K), bool)
+  window = cfg.window(index)
+  if window is not None:
+    seen_BAKT = seen_BAKT & (at_T > position_BAK[..., None] - window)
+    seen_KK = seen_KK & (jnp.abs(distance_KK) < window)
+  return jnp.broadcast_to(seen_BAKT, (*position_BAK.shape, T)), seen_KK
+
+
+def _attend(q, k, v, context, seen_BAKT, seen_KK):
+  """Attention over context and block without copying the context.
+
+  q [B, A, K, G, N, C], k and v [B, A, K, G, C] -> [B, A, K, H * C]. The two
+  parts share one softmax.
+  """
+  B, A, K, G, N, C = q.shape
+  k_BGTC, v_BGTC = context
+  scale = C**-0.5
+  q_BGANKC = q.transpose(0, 3, 1, 4, 2, 5)
+  over = nn.einsum(
+    'bgqc,bgtc->bgqt',
+    q_BGANKC.reshape(B, G, A * N * K, C),
+    k_BGTC,
+    dtype=jnp.float32,
+  ).reshape(B, G, A, N, K, -1)
+  k_BGAKC, v_BGAKC = (x.transpose(0, 3, 1, 2, 4) for x in (k, v))
+  own = nn.einsum(
+    'bgaqc,bgalc->bgaql',
+    q_BGANKC.reshape(B, G, A, N * K, C),
+    k_BGAKC,
+    dtype=jnp.float32,
+  ).reshape(B, G, A, N, K, K)
+  scores = jnp.concatenate([over, own], axis=-1) * scale
+  seen = jnp.concatenate(
+    [seen_BAKT, jnp.broadcast_to(seen_KK, (B, A, K, K))], axis=-1
+  )[:, None, :, None]
+  weights = nn.masked_softmax(scores, seen).astype(v.dtype)
+  T = k_BGTC.shape[2]
+  mixed = nn.einsum(
+    'bgqt,bgtc->bgqc',
+    weights[..., :T].reshape(B, G, A * N * K, T),
+    v_BGTC,
+  ).reshape(B, G, A, N, K, C)
+  mixed = mixed + nn.einsum(
+    'bgaql,bgalc->bgaqc',
+    weights[..., T:].reshape(B, G, A, N * K, K),
+    v_BGAKC,
+  ).reshape(B, G, A, N, K, C)
+  return mixed.transpose(0, 2, 4, 1, 3, 5).reshape(B, A, K, -1)
+
+
+def random_backbone(
+  cfg: BackboneConfig, key: jax.Array, dtype=jnp.float32
+) -> BackboneParams:
+  """Fresh weights: normal, scaled by fan-in; norms at one."""
+  keys = jax.random.split(key, cfg.layers + 1)
+  fan_in = len(cfg.taps) * cfg.width
+  fc_DP = jax.random.normal(keys[0], (cfg.width, fan_in), jnp.float32)
+  ones = jnp.ones((cfg.width,), dtype)
+  return BackboneParams(
+    fc_DP=(fc_DP * fan_in**-0.5).astype(dtype),
+    hidden_norm_D=ones,
+    layers=tuple(nn.random_layer(k, cfg, dtype) for k in keys[1:]),
+    norm_D=ones,
+  )

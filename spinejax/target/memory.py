@@ -1,0 +1,81 @@
+"""How much memory a configuration needs, before anything is allocated."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+
+from spinejax.errors import InputError
+from spinejax.target.config import TargetConfig
+
+
+def kv_bytes(shape, batch: int, capacity: int, dtype) -> int:
+  """Bytes of the keys and values of a model of `shape`."""
+  rows = batch * capacity * shape.layers
+  return 2 * rows * shape.kv_heads * shape.head_dim * jnp.dtype(dtype).itemsize
+
+
+def tree_bytes(tree) -> int:
+  """Bytes of all distinct arrays of a tree (or of their shapes)."""
+  leaves = {id(x): x for x in jax.tree.leaves(tree)}.values()
+  return sum(x.size * jnp.dtype(x.dtype).itemsize for x in leaves)
+
+
+def memory_table(
+  cfg: TargetConfig, draft_cfg, batch: int, capacity: int, dtype
+) -> dict[str, int]:
+  """Bytes by part: weights, caches and the widest activations (*modelled*).
+
+  Args:
+    draft_cfg: a drafter's config, or None; its weights are counted by shape
+      where it has layers.
+  """
+  item = jnp.dtype(dtype).itemsize
+  rows = draft_cfg.slots + 1 if draft_cfg is not None else 1
+  table = {
+    'target weights': cfg.parameters * item,
+    'target KV cache': kv_bytes(cfg, batch, capacity, dtype),
+    'logits': batch * rows * cfg.vocab * 4,
+  }
+  if hasattr(draft_cfg, 'layers'):
+    layer = (
+      draft_cfg.width
+      * draft_cfg.head_dim
+      * (2 * draft_cfg.heads + 2 * draft_cfg.kv_heads)
+      + 3 * draft_cfg.width * draft_cfg.ffn
+    )
+    inputs = len(draft_cfg.taps) * draft_cfg.width**2
+    table['draft weights'] = (draft_cfg.layers * layer + inputs) * item
+    table['draft KV cache'] = kv_bytes(draft_cfg, batch, capacity, dtype)
+  if hasattr(draft_cfg, 'rank'):
+    table['token codes'] = draft_cfg.vocab * draft_cfg.rank * item
+  table['total'] = sum(table.values())
+  return table
+
+
+def available_bytes() -> int | None:
+  """Free memory of the first device, or None if it cannot be told."""
+  device = jax.local_devices()[0]
+  stats = device.memory_stats()
+  if stats and 'bytes_limit' in stats:
+    return stats['bytes_limit'] - stats['bytes_in_use']
+  if device.platform == 'cpu':
+    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_AVPHYS_PAGES')
+  return None
+
+
+def check_memory(target, draft, batch: int, capacity: int) -> None:
+  """Refuses caches that cannot fit, before they are allocated.
+
+  Raises:
+    InputError: says how much is needed and how much there is.
+  """
+  dtype = target.params.embed_VD.dtype
+  table = memory_table(target.cfg, draft.drafter.cfg, batch, capacity, dtype)
+  need = sum(v for k, v in table.items() if 'KV' in k or k == 'logits')
+  have = available_bytes()
+  if have is not None and need > have:
+    raise InputError(
+      f'batch {batch} at capacity {capacity} needs {need / 2**30:.1f} GiB for '
+      f'caches and logits; {have / 2**30:.1f} GiB are free'
+    )

@@ -1,0 +1,166 @@
+"""The frozen target: parameters, key/value cache and one forward pass.
+
+`forward` serves chunked prefill, the single decoding step and the
+verification of a block alike: it reads Q tokens that follow the cache's valid
+rows, appends their keys and values behind those rows, and leaves the length
+where it is. The caller moves the length over the rows it keeps, so rolling
+back rejected rows costs nothing.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from spinejax.axes import Count_B, Embed_VD, Hidden_BQD, Tokens_BQ
+from spinejax.target import layers as nn
+from spinejax.target.config import TargetConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TargetParams:
+  """Weights; a tuple of layers, since stacked ones are copied by XLA:GPU."""
+
+  embed_VD: jax.Array
+  layers: tuple[nn.LayerParams, ...]
+  norm_D: jax.Array
+  head_VD: jax.Array  # the very array `embed_VD` where the target ties them
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+  """Keys (rotated) and values, one [B, G, T, C] a layer; valid rows of each
+  request: [0, length_B)."""
+
+  k: tuple[jax.Array, ...]
+  v: tuple[jax.Array, ...]
+  length_B: jax.Array
+
+  @property
+  def capacity(self) -> int:
+    return self.k[0].shape[2]
+
+  def advance(self, count_B: Count_B) -> 'KVCache':
+    """The same rows with the valid length moved by `count_B`."""
+    return dataclasses.replace(self, length_B=self.length_B + count_B)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Forward:
+  """What `forward` returns: final-normed states, tapped states, the cache."""
+
+  hidden_BQD: jax.Array
+  features_BQP: jax.Array
+  cache: KVCache
+
+
+def init_cache(shape, batch: int, capacity: int, dtype=jnp.float32) -> KVCache:
+  """An empty cache for a model of `shape` (layers, kv_heads, head_dim).
+
+  Every array has a buffer of its own: two that share one cannot both be
+  donated.
+  """
+
+  def rows():
+    size = (batch, shape.kv_heads, capacity, shape.head_dim)
+    return tuple(jnp.zeros(size, dtype) for _ in range(shape.layers))
+
+  return KVCache(k=rows(), v=rows(), length_B=jnp.zeros((batch,), jnp.int32))
+
+
+def append_rows(
+  cache_BGTC: jax.Array, rows_BQGC: jax.Array, start_B: jax.Array
+) -> jax.Array:
+  """Writes Q rows of each request from `start_B` on.
+
+  Rows past the capacity are dropped: a clamped slice update would overwrite
+  valid rows in silence.
+  """
+  B, Q, G, _ = rows_BQGC.shape
+  at_BQ = start_B[:, None] + jnp.arange(Q)
+  return cache_BGTC.at[
+    jnp.arange(B)[:, None, None],
+    jnp.arange(G)[:, None],
+    at_BQ[:, None],
+  ].set(
+    rows_BQGC.swapaxes(1, 2).astype(cache_BGTC.dtype),
+    mode='drop',
+    unique_indices=True,
+  )
+
+
+def forward(
+  cfg: TargetConfig,
+  params: TargetParams,
+  tokens_BQ: Tokens_BQ,
+  cache: KVCache,
+  taps: tuple[int, ...] = (),
+) -> Forward:
+  """Reads Q tokens a request, causally, after the cache's valid rows.
+
+  Args:
+    cfg: the target's shape.
+    params: its weights; activations take their dtype.
+    tokens_BQ: token ids; a row may be padded on the right (what follows its
+      last real token is neither seen by it nor kept if the caller advances
+      the cache by the real count). Negative ids stand for "no token".
+    cache: rows [0, length_B) are attended to; row q sits at position
+      length_B + q.
+    taps: layer ids i, ascending; the output of layer i is tapped (-1: the
+      embedding).
+
+  Returns:
+    States after the final norm, the tapped states joined along the width, and
+    the cache with the Q rows appended and its length unchanged.
+  """
+  position_BQ = cache.length_B[:, None] + jnp.arange(tokens_BQ.shape[1])
+  rope = nn.rotary(position_BQ, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
+  seen_BQT = jnp.arange(cache.capacity) <= position_BQ[..., None]
+  h = jnp.take(params.embed_VD, tokens_BQ, axis=0, mode='clip')
+  tapped = [h] if -1 in taps else []
+  keys, values = [], []
+  for i, layer in enumerate(params.layers):
+    x = nn.rms_norm(h, layer.attn_norm_D, cfg.norm_eps)
+    q, k, v = nn.project_qkv(layer, x, rope, cfg.norm_eps)
+    k = append_rows(cache.k[i], k, cache.length_B)
+    v = append_rows(cache.v[i], v, cache.length_B)
+    h = h + nn.dense(nn.attend(q, k, v, seen_BQT), layer.out_DX)
+    h = h + nn.swiglu(layer, nn.rms_norm(h, layer.mlp_norm_D, cfg.norm_eps))
+    keys.append(k)
+    values.append(v)
+    if i in taps:
+      tapped.append(h)
+  empty = jnp.zeros((*tokens_BQ.shape, 0), h.dtype)
+  return Forward(
+    hidden_BQD=nn.rms_norm(h, params.norm_D, cfg.norm_eps),
+    features_BQP=jnp.concatenate(tapped, axis=-1) if tapped else empty,
+    cache=KVCache(tuple(keys), tuple(values), cache.length_B),
+  )
+
+
+def unembed(hidden_BQD: Hidden_BQD, head_VD: Embed_VD) -> Float[Array, 'B Q V']:
+  """Logits, float32, of final-normed states."""
+  return nn.dense(hidden_BQD, head_VD, dtype=jnp.float32)
+
+
+def random_params(
+  cfg: TargetConfig, key: jax.Array, dtype=jnp.float32
+) -> TargetParams:
+  """Random weights of the shape `cfg`, for timing and for tests."""
+  keys = jax.random.split(key, cfg.layers + 2)
+
+  def table(key):
+    x = jax.random.normal(key, (cfg.vocab, cfg.width), jnp.float32)
+    return (x * cfg.width**-0.5).astype(dtype)
+
+  embed_VD = table(keys[0])
+  return TargetParams(
+    embed_VD=embed_VD,
+    layers=tuple(nn.random_layer(k, cfg, dtype) for k in keys[2:]),
+    norm_D=jnp.ones((cfg.width,), dtype),
+    head_VD=embed_VD if cfg.tied else table(keys[1]),
+  )

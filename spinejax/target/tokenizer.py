@@ -1,0 +1,212 @@
+"""Text to token ids and back, and the model's own chat template."""
+
+import dataclasses
+import datetime
+import pathlib
+from collections.abc import Sequence
+
+import jinja2
+import jinja2.sandbox
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from spinejax.errors import InputError
+from spinejax.target.hf_dir import read_json
+
+_SPLIT_GPT4 = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r'| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+
+
+def _byte_level(split: str | None):
+  """Byte-level pre-tokenizer after an optional regex split."""
+  if split is None:
+    return pre_tokenizers.Sequence(
+      [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+      ]
+    )
+  return pre_tokenizers.Sequence(
+    [
+      pre_tokenizers.Split(tokenizers.Regex(split), 'isolated'),
+      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+
+
+# GGUF names a pre-tokenizer; these are the ones of the supported families.
+_PRE_TOKENIZERS = {
+  'smollm': (None, None),
+  'qwen2': (_SPLIT_GPT4, normalizers.NFC),
+  'llama-bpe': (_SPLIT_GPT4.replace(r'\p{N}|', r'\p{N}{1,3}|', 1), None),
+}
+_SPECIAL_TOKEN_TYPES = (3, 4)  # control, user-defined
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+  """A tokenizer with its chat template.
+
+  Attributes:
+    inner: the `tokenizers` object.
+    stop_ids: ids that end an answer.
+    template: the chat template (jinja), or None for a base model.
+    specials: `bos_token` and `eos_token`, as templates name them.
+  """
+
+  inner: tokenizers.Tokenizer
+  stop_ids: tuple[int, ...]
+  template: str | None
+  specials: dict[str, str]
+
+  @property
+  def size(self) -> int:
+    return self.inner.get_vocab_size(with_added_tokens=True)
+
+  def encode(self, text: str) -> list[int]:
+    """Ids of the text; special tokens in it are recognised, none added."""
+    return self.inner.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
+    """Text of the ids, by default without special tokens."""
+    ids = [int(i) for i in ids]
+    return self.inner.decode(ids, skip_special_tokens=not keep_special)
+
+  def render(self, messages: Sequence[dict[str, str]]) -> str:
+    """The chat as the model expects it, opened for the assistant's turn.
+
+    Args:
+      messages: `{'role': ..., 'content': ...}` in order.
+
+    Raises:
+      InputError: the model has no chat template, or it refuses the messages.
+    """
+    if self.template is None:
+      raise InputError('this target has no chat template; pass token ids')
+    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+      trim_blocks=True, lstrip_blocks=True,
+      extensions=['jinja2.ext.loopcontrols'],
+    )  # fmt: skip
+
+    def refuse(message):
+      raise jinja2.TemplateError(message)
+
+    env.globals['raise_exception'] = refuse
+    env.globals['strftime_now'] = lambda f: datetime.datetime.now().strftime(f)
+    try:
+      return env.from_string(self.template).render(
+        messages=list(messages), add_generation_prompt=True, **self.specials
+      )
+    except jinja2.TemplateError as error:
+      raise InputError(f'chat template: {error}') from None
+
+  def encode_chat(self, turns: Sequence[str]) -> list[int]:
+    """Ids of a chat of user and assistant turns, alternating."""
+    roles = ('user', 'assistant')
+    return self.encode(
+      self.render(
+        [{'role': roles[i % 2], 'content': t} for i, t in enumerate(turns)]
+      )
+    )
+
+
+def tokenizer_of_gguf(fields: dict, source: str) -> Tokenizer:
+  """Tokenizer from GGUF metadata.
+
+  Raises:
+    InputError: the file has another kind of tokenizer, or none.
+  """
+  kind, pre = (
+    fields.get('tokenizer.ggml.model'),
+    fields.get('tokenizer.ggml.pre'),
+  )
+  if kind != 'gpt2' or pre not in _PRE_TOKENIZERS:
+    raise InputError(
+      f'{source}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not '
+      f'supported; expected gpt2 with one of {", ".join(_PRE_TOKENIZERS)}'
+    )
+  tokens = fields['tokenizer.ggml.tokens']
+  merges = [tuple(m.split(' ')) for m in fields['tokenizer.ggml.merges']]
+  inner = tokenizers.Tokenizer(
+    models.BPE(
+      vocab={t: i for i, t in enumerate(tokens)},
+      merges=merges,
+      ignore_merges=pre == 'llama-bpe',
+    )
+  )
+  split, normalizer = _PRE_TOKENIZERS[pre]
+  inner.pre_tokenizer = _byte_level(split)
+  inner.decoder = decoders.ByteLevel()
+  if normalizer is not None:
+    inner.normalizer = normalizer()
+  inner.add_special_tokens(
+    [
+      tokenizers.AddedToken(t, special=True, normalized=False)
+      for t, kind in zip(
+        tokens, fields['tokenizer.ggml.token_type'], strict=True
+      )
+      if kind in _SPECIAL_TOKEN_TYPES
+    ]
+  )
+  eos = fields.get('tokenizer.ggml.eos_token_id')
+  bos = fields.get('tokenizer.ggml.bos_token_id')
+  return Tokenizer(
+    inner=inner,
+    stop_ids=_stop_ids(inner, [] if eos is None else [eos]),
+    template=fields.get('tokenizer.chat_template'),
+    specials={
+      'bos_token': '' if bos is None else tokens[bos],
+      'eos_token': '' if eos is None else tokens[eos],
+    },
+  )
+
+
+def tokenizer_of_hf(path: pathlib.Path) -> Tokenizer:
+  """Tokenizer from a Hugging Face directory's `tokenizer.json`.
+
+  The stop ids are those of `generation_config.json` (or `config.json`).
+
+  Raises:
+    InputError: `tokenizer.json` is missing or broken.
+  """
+  file = path / 'tokenizer.json'
+  if not file.is_file():
+    raise InputError(f'{file}: no such file (the target has no tokenizer)')
+  try:
+    inner = tokenizers.Tokenizer.from_file(str(file))
+  except Exception as error:  # the Rust side raises bare Exception
+    raise InputError(f'{file}: not a tokenizer ({error})') from None
+  settings = path / 'tokenizer_config.json'
+  settings = read_json(settings) if settings.is_file() else {}
+  template = settings.get('chat_template')
+  if (path / 'chat_template.jinja').is_file():
+    template = (path / 'chat_template.jinja').read_text(encoding='utf-8')
+  if isinstance(template, list):  # named templates
+    template = {t['name']: t['template'] for t in template}.get('default')
+
+  def text(name):
+    value = settings.get(name) or ''
+    return value['content'] if isinstance(value, dict) else value
+
+  eos = None
+  for name in ('generation_config.json', 'config.json'):
+    if eos is None and (path / name).is_file():
+      eos = read_json(path / name).get('eos_token_id')
+  eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+  if not eos and text('eos_token'):
+    eos = [inner.token_to_id(text('eos_token'))]
+  return Tokenizer(
+    inner=inner,
+    stop_ids=_stop_ids(inner, eos),
+    template=template,
+    specials={'bos_token': text('bos_token'), 'eos_token': text('eos_token')},
+  )
+
+
+def _stop_ids(inner: tokenizers.Tokenizer, eos: list[int]) -> tuple[int, ...]:
+  """The configured ids, and the end-of-turn tokens the vocabulary knows."""
+  known = ('<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|end_of_text|>')
+  ids = {inner.token_to_id(t) for t in known} | set(eos)
+  return tuple(sorted(i for i in ids if i is not None))

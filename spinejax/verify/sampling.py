@@ -1,0 +1,110 @@
+"""The target's sampling law: temperature, top-k, top-p, per request."""
+
+import dataclasses
+import enum
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spinejax.axes import Keys_B, Seed_B
+
+
+class Stream(enum.IntEnum):
+  """Independent random streams of one round.
+
+  Sharing noise between draft, acceptance and residual is a known way to lose
+  losslessness (vllm-project/vllm #54282).
+  """
+
+  DRAFT = 0
+  ACCEPT = 1
+  RESIDUAL = 2
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How each request samples.
+
+  Attributes:
+    temperature_B: float32; 0 is greedy for that request.
+    top_k_B: int32; keep the k most likely tokens; 0 keeps all.
+    top_p_B: float32; nucleus mass; 1 keeps all.
+    greedy: static; all requests are greedy and the other fields are unused.
+  """
+
+  temperature_B: jax.Array
+  top_k_B: jax.Array
+  top_p_B: jax.Array
+  greedy: bool = dataclasses.field(metadata={'static': True})
+
+  @classmethod
+  def make(
+    cls,
+    batch: int,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+  ) -> 'Sampling':
+    """The same settings for every request of a batch."""
+    return cls(
+      temperature_B=jnp.full((batch,), temperature, jnp.float32),
+      top_k_B=jnp.full((batch,), top_k, jnp.int32),
+      top_p_B=jnp.full((batch,), top_p, jnp.float32),
+      greedy=temperature == 0,
+    )
+
+
+def round_keys(seed_B: Seed_B, position_B: jax.Array, stream: Stream) -> Keys_B:
+  """One key a request: a function of its seed, position and stream alone.
+
+  So what a request draws depends neither on its neighbours in the batch nor
+  on its place in it.
+  """
+
+  def key(seed, position):
+    at = jax.random.fold_in(jax.random.key(seed), position)
+    return jax.random.fold_in(at, int(stream))
+
+  return jax.vmap(key)(seed_B, position_B)
+
+
+def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
+  """The sampling distribution of logits [B, ..., V], float32, same shape.
+
+  In order: divide by the temperature; keep the top k; softmax; keep each token
+  whose more likely ones hold less than top-p of the mass; renormalise (the
+  order of z-lab/dflash `model.py`). Tokens that tie with the last one kept are
+  kept too. Temperature 0 gives a one-hot law at the argmax.
+  """
+  wide = (-1,) + (1,) * (logits.ndim - 1)
+  temperature = sampling.temperature_B.reshape(wide)
+  top_k, top_p = sampling.top_k_B.reshape(wide), sampling.top_p_B.reshape(wide)
+  logits = logits.astype(jnp.float32)
+  hot = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1])
+  scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
+
+  def filtered(scaled):
+    V = scaled.shape[-1]
+    down = -jnp.sort(-scaled, axis=-1)
+    k = jnp.where(top_k > 0, jnp.minimum(top_k, V), V)
+    kth = jnp.take_along_axis(down, jnp.broadcast_to(
+      k - 1, (*scaled.shape[:-1], 1)), -1)  # fmt: skip
+    probs = jax.nn.softmax(jnp.where(down >= kth, down, -jnp.inf), axis=-1)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    kept = (before < top_p) & (down >= kth)
+    # Rank 0 is always kept, also when top_p is 0.
+    last = jnp.maximum(jnp.sum(kept, axis=-1, keepdims=True), 1) - 1
+    lowest = jnp.take_along_axis(down, last, -1)
+    return jnp.where(scaled >= lowest, scaled, -jnp.inf)
+
+  # The sort is the larger part of a verification; skip it when nobody asks.
+  asked = jnp.any(sampling.top_k_B > 0) | jnp.any(sampling.top_p_B < 1)
+  scaled = lax.cond(asked, filtered, lambda x: x, scaled)
+  return jnp.where(temperature > 0, jax.nn.softmax(scaled, axis=-1), hot)
+
+
+def gumbel(keys_B: Keys_B, shape: tuple[int, ...]) -> jax.Array:
+  """Gumbel noise, float32 [B, *shape]: argmax(log p + noise) samples p."""
+  return jax.vmap(lambda key: jax.random.gumbel(key, shape))(keys_B)

@@ -1,0 +1,104 @@
+"""Figures: drawn as asked, saved whole, and without global state."""
+
+import os
+import re
+import sys
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from spinejax.report import figures
+
+CURVES = {'ngram': [0.4, 0.2], 'dspine': [0.7, 0.5, 0.4, 0.3]}
+
+
+def draw(curves=None, **options):
+  options = {'title': 'a run', 'label': 'measured'} | options
+  return figures.acceptance_by_position(curves or CURVES, **options)
+
+
+def test_each_drafter_is_a_curve_over_positions_from_one():
+  (axes,) = draw().axes
+  lines = {line.get_label(): line.get_xydata() for line in axes.lines}
+  assert list(lines) == ['ngram', 'dspine']
+  np.testing.assert_allclose(lines['ngram'], [[1, 40], [2, 20]])
+  assert lines['dspine'][:, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_title_axes_and_label_are_there():
+  (axes,) = draw(title='smollm2, humaneval', label='synthetic').axes
+  assert axes.get_title('left') == 'smollm2, humaneval'
+  assert axes.get_legend().get_title().get_text() == 'synthetic'
+  assert axes.get_xlabel() == 'position in the draft'
+  assert axes.get_ylabel() == 'accepted, of all rounds'
+  (axes,) = draw(conditional=True).axes
+  assert axes.get_ylabel() == 'accepted, of rounds that got there'
+
+
+def test_many_drafters_are_told_apart():
+  (axes,) = draw({f'd{i}': [0.5, 0.4] for i in range(9)}).axes
+  looks = {(x.get_color(), x.get_linestyle()) for x in axes.lines}
+  assert len(looks) == 9
+
+
+def test_none_is_a_gap():
+  (axes,) = draw({'x': [0.5, None, 0.25]}).axes
+  np.testing.assert_array_equal(axes.lines[0].get_ydata(), [50, np.nan, 25])
+
+
+def test_image_has_the_pixels_of_the_file(tmp_path):
+  figure = draw()
+  image = figures.to_image(figure)
+  assert (image.dtype, image.shape) == (np.uint8, (630, 1050, 3))
+  assert image.flags.owndata
+  assert 0.5 < (image == 255).all(-1).mean() < 0.99  # white, but not empty
+  path = tmp_path / 'deep' / 'a.png'
+  figures.save(figure, path)
+  stored = matplotlib.image.imread(path)
+  np.testing.assert_array_equal((stored[..., :3] * 255).round(), image)
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path):
+  figures.save(draw(), tmp_path / 'a.png')
+  figures.save(draw(), tmp_path / 'b.png')
+  assert (tmp_path / 'a.png').read_bytes() == (tmp_path / 'b.png').read_bytes()
+  assert sorted(os.listdir(tmp_path)) == ['a.png', 'b.png']
+
+
+def test_failed_save_leaves_nothing(tmp_path, monkeypatch):
+  def fail(*_):
+    raise OSError('disk full')
+
+  monkeypatch.setattr(os, 'replace', fail)
+  with pytest.raises(OSError, match='disk full'):
+    figures.save(draw(), tmp_path / 'a.png')
+  assert not os.listdir(tmp_path)
+
+
+def test_pyplot_is_not_used():
+  source = sys.modules[figures.__name__].__file__
+  with open(source, encoding='utf-8') as file:
+    assert 'pyplot' not in file.read()
+
+
+@pytest.mark.parametrize(
+  ('curves', 'label', 'message'),
+  [
+    ({}, 'measured', 'curves: expected at least one, got none'),
+    ({'x': []}, 'measured', 'x: expected at least one position, got none'),
+    (
+      {'x': [0.5, 72.0]},
+      'measured',
+      'x: 72 at position 2 is not a probability',
+    ),
+    (
+      CURVES,
+      'real',
+      "label: 'real' is not one of measured, compiled, modelled, synthetic",
+    ),
+  ],
+)
+def test_refuses(curves, label, message):
+  with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
+    figures.acceptance_by_position(curves, title='a run', label=label)
