@@ -1,0 +1,32 @@
+"""Speculative decoding: one pure round, and its compiled loop."""
+
+from spinejax.decode.generate import (
+  Completion,
+  Generation,
+  collect,
+  encode_prompts,
+  start,
+)
+from spinejax.decode.loop import capacity_bucket, prefill_chunk, run_rounds
+from spinejax.decode.round import Params, Round, commit, prefill, step
+from spinejax.decode.state import DecodeState, init_state
+
+# Not the function named like its module: it would hide it.
+
+__all__ = [
+  'Completion',
+  'DecodeState',
+  'Generation',
+  'Params',
+  'Round',
+  'capacity_bucket',
+  'collect',
+  'commit',
+  'encode_prompts',
+  'init_state',
+  'prefill',
+  'prefill_chunk',
+  'run_rounds',
+  'start',
+  'step',
+]

@@ -16,7 +16,7 @@ from spinejax.decode.loop import (
 )
 from spinejax.decode.round import Params
 from spinejax.decode.state import DecodeState, init_state
-from spinejax.drafters.loading import DraftModel
+from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
 from spinejax.target.loading import Target
 from spinejax.target.memory import check_memory
@@ -24,6 +24,7 @@ from spinejax.verify.sampling import Sampling
 
 Prompt = str | Sequence[str] | Sequence[int]
 _UNTIL_DONE = np.iinfo(np.int32).max
+_SEEDS = 2**32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,26 +68,42 @@ def encode_prompts(
   """Token ids of each prompt: a user turn, several turns, or ids as given.
 
   Raises:
-    InputError: a prompt is empty, or an id is outside the vocabulary.
+    InputError: a prompt is empty or of another kind, or an id is outside the
+      vocabulary.
   """
-  encoded = []
-  for i, prompt in enumerate(prompts):
-    if isinstance(prompt, str):
-      prompt = [prompt]
-    prompt = list(prompt)
-    if not prompt or (isinstance(prompt[0], str) and not prompt[-1].strip()):
+  if isinstance(prompts, str):
+    raise InputError(f'prompts = {prompts!r} is one string, expected a list')
+  if not len(prompts):
+    raise InputError('prompts is empty, expected at least one')
+  return [_encode(target, i, prompt) for i, prompt in enumerate(prompts)]
+
+
+def _encode(target: Target, i: int, prompt: Prompt) -> list[int]:
+  """Token ids of prompt number i."""
+  if isinstance(prompt, str):
+    prompt = [prompt]
+  elif not isinstance(prompt, Sequence | np.ndarray):
+    raise InputError(
+      f'prompt {i} is {prompt!r}, expected a string, strings or token ids'
+    )
+  if not len(prompt):
+    raise InputError(f'prompt {i} is empty')
+  if all(isinstance(turn, str) for turn in prompt):
+    if not prompt[-1].strip():
       raise InputError(f'prompt {i} is empty')
-    if isinstance(prompt[0], str):
-      prompt = target.tokenizer.encode_chat(prompt)
-    ids = [int(t) for t in prompt]
-    if not all(0 <= t < target.cfg.vocab for t in ids):
+    return target.tokenizer.encode_chat(prompt)
+  _check_ids(target, f'prompt {i}', prompt)
+  return [int(t) for t in prompt]
+
+
+def _check_ids(target: Target, field: str, ids: Sequence[int]) -> None:
+  """Refuses what is not a token id of the target."""
+  for t in ids:
+    known = isinstance(t, int | np.integer) and 0 <= t < target.cfg.vocab
+    if not known:
       raise InputError(
-        f'prompt {i} has a token id outside 0..{target.cfg.vocab - 1}'
+        f'{field} has token id {t!r}, expected 0..{target.cfg.vocab - 1}'
       )
-    encoded.append(ids)
-  if not encoded:
-    raise InputError('no prompts')
-  return encoded
 
 
 def generate(
@@ -94,7 +111,7 @@ def generate(
   draft: DraftModel,
   prompts: Sequence[Prompt],
   *,
-  max_new_tokens: int = 256,
+  max_new_tokens: int | Sequence[int] = 256,
   temperature: float = 0.0,
   top_k: int = 0,
   top_p: float = 1.0,
@@ -109,7 +126,7 @@ def generate(
   Args:
     target, draft: what to decode with; `plain_model()` drafts nothing.
     prompts: a string (one user turn), turns, or token ids each.
-    max_new_tokens: cap on the tokens of each answer.
+    max_new_tokens: cap on the tokens of each answer, or one for each.
     temperature, top_k, top_p: 0 is greedy; top_k 0 and top_p 1 are off.
     seed: request i draws from seed + i.
     stop_ids: ids that end an answer; by default the tokenizer's.
@@ -119,15 +136,19 @@ def generate(
       `stream_rounds` rounds, while decoding goes on.
 
   Raises:
-    InputError: a prompt is empty, too long, or the caches do not fit.
+    InputError: a prompt is empty or too long, a setting is out of its range,
+      the drafter was made for another target, or the caches do not fit.
   """
   draft.check(target)
+  if stream_rounds < 1:
+    raise InputError(f'stream_rounds = {stream_rounds}, expected at least 1')
   ids = encode_prompts(target, prompts)
-  state = start(target, draft, ids, max_new_tokens, seed, stop_ids, capacity)
   sampling = Sampling.make(len(ids), temperature, top_k, top_p)
+  state = start(target, draft, ids, max_new_tokens, seed, stop_ids, capacity)
   params = Params(target.params, draft.params)
   began = time.perf_counter()
-  for _ in range(-(-max(map(len, ids)) // PREFILL_CHUNK)):
+  # A prompt's last token is not read: it is the first anchor.
+  for _ in range(-(-(max(map(len, ids)) - 1) // PREFILL_CHUNK)):
     state = prefill_chunk(target.cfg, draft.drafter, params, state)
   jax.block_until_ready(state)
   prefilled = time.perf_counter()
@@ -160,43 +181,46 @@ def start(
   target: Target,
   draft: DraftModel,
   ids: Sequence[Sequence[int]],
-  max_new_tokens: int,
+  max_new_tokens: int | Sequence[int],
   seed: int = 0,
   stop_ids: Sequence[int] | None = None,
   capacity: int | None = None,
 ) -> DecodeState:
   """The state of a batch before prefill; see `generate`."""
-  if max_new_tokens < 1:
+  if np.min(max_new_tokens) < 1:
     raise InputError(f'max_new_tokens = {max_new_tokens}, expected at least 1')
+  if not 0 <= seed <= _SEEDS - len(ids):
+    raise InputError(f'seed = {seed}, expected 0..{_SEEDS - len(ids)}')
+  if stop_ids is None:
+    stop_ids = target.tokenizer.stop_ids
+  _check_ids(target, 'stop_ids', stop_ids)
   lengths = np.array([len(i) for i in ids], np.int32)
   # A round writes K rows before it knows how many stay.
-  longest = int(lengths.max()) + max_new_tokens
+  caps = (lengths + np.asarray(max_new_tokens)).astype(np.int32)
+  worst, longest = int(caps.argmax()), int(caps.max())
   need = longest + draft.drafter.slots + 1
   if longest > target.cfg.max_position:
     raise InputError(
-      f'prompt {int(lengths.argmax())} has {lengths.max()} tokens; with '
-      f'{max_new_tokens} new ones that exceeds the context of '
+      f'prompt {worst} has {lengths[worst]} tokens; with '
+      f'{longest - lengths[worst]} new ones that exceeds the context of '
       f'{target.cfg.max_position} that {target.name} was trained for'
     )
   if capacity is None:
     capacity = capacity_bucket(need)
   if need > capacity:
     raise InputError(
-      f'capacity = {capacity} is too small: prompt {int(lengths.argmax())} '
-      f'needs {need} rows'
+      f'capacity = {capacity} is too small: prompt {worst} needs {need} rows'
     )
   check_memory(target, draft, len(ids), capacity)
   tokens_BT = np.zeros((len(ids), capacity), np.int32)
   for row, prompt in zip(tokens_BT, ids, strict=True):
     row[: len(prompt)] = prompt
-  if stop_ids is None:
-    stop_ids = target.tokenizer.stop_ids
   return init_state(
     target.cfg,
     draft.drafter,
     jnp.asarray(tokens_BT),
     jnp.asarray(lengths),
-    jnp.asarray(lengths + max_new_tokens),
+    jnp.asarray(caps),
     jnp.asarray(np.arange(len(ids)) + seed, jnp.uint32),
     jnp.asarray(list(stop_ids), jnp.int32),
     target.params.embed_VD.dtype,

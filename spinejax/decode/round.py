@@ -26,6 +26,7 @@ class Params:
   drafter: object
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Round:
   """What one round did."""

@@ -1,0 +1,51 @@
+"""Drafters: methods that propose a block of tokens, and their weights.
+
+Each method is a module of its own (`dflash`, `dspine`, `ngram`, `plain`) on
+the shared `backbone`; what is here serves to load, make and keep them.
+"""
+
+from spinejax.drafters.backbone import (
+  BackboneConfig,
+  BackboneParams,
+  random_backbone,
+  tap_ids,
+)
+from spinejax.drafters.base import (
+  Dense,
+  Drafter,
+  DraftModel,
+  Proposal,
+  Sparse,
+)
+from spinejax.drafters.bundle import read_bundle, write_bundle
+from spinejax.drafters.checkpoint import read_checkpoint, write_checkpoint
+from spinejax.drafters.dspine import DSpineConfig, DSpineParams
+from spinejax.drafters.loading import (
+  load_drafter,
+  ngram_model,
+  plain_model,
+  shipped,
+)
+
+# Not the functions named like their modules: they would hide them.
+__all__ = [
+  'BackboneConfig',
+  'BackboneParams',
+  'DSpineConfig',
+  'DSpineParams',
+  'Dense',
+  'DraftModel',
+  'Drafter',
+  'Proposal',
+  'Sparse',
+  'load_drafter',
+  'ngram_model',
+  'plain_model',
+  'random_backbone',
+  'read_bundle',
+  'read_checkpoint',
+  'shipped',
+  'tap_ids',
+  'write_bundle',
+  'write_checkpoint',
+]

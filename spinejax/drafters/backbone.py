@@ -70,6 +70,13 @@ class BackboneConfig:
       raise InputError(
         f'mask_id = {self.mask_id} is outside the vocabulary of {self.vocab}'
       )
+    if self.heads % self.kv_heads:
+      raise InputError(
+        f'heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}'
+      )
+    # The target joins its tapped states in the order of its layers.
+    if not self.taps or sorted(set(self.taps)) != list(self.taps):
+      raise InputError(f'taps = {self.taps}, expected ascending layer ids')
     if self.windows is not None and len(self.windows) != self.layers:
       raise InputError(
         f'windows names {len(self.windows)} layers, the drafter has '

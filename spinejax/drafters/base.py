@@ -1,12 +1,13 @@
-"""What a drafter is: four pure functions and a config, all static."""
+"""What a drafter is: pure functions and a config, all static, and weights."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from spinejax.errors import InputError
 from spinejax.target.model import KVCache
 
 # Context keys and values of every draft layer. Its `length_B` is a watermark
@@ -105,6 +106,48 @@ class Drafter:
   def taps(self) -> tuple[int, ...]:
     """Target layers whose outputs `extend` reads."""
     return self.cfg.taps
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel:
+  """A drafter, its weights (None if it has none), and what it was made for.
+
+  Attributes:
+    drafter: the method and its config.
+    params: weights on the device.
+    head_hash: the target head that the weights fit, or None for any.
+    card: what is known of its training, as its checkpoint states it.
+  """
+
+  drafter: Drafter
+  params: object = None
+  head_hash: str | None = None
+  card: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def check(self, target) -> None:
+    """Refuses a target that the drafter was not trained for.
+
+    Raises:
+      InputError: vocabulary, width, taps or head differ.
+    """
+    cfg, of = self.drafter.cfg, target.cfg
+    for field in ('vocab', 'width'):
+      if getattr(cfg, field, getattr(of, field)) != getattr(of, field):
+        raise InputError(
+          f'drafter {self.drafter.name} was made for a target of {field} '
+          f'{getattr(cfg, field)}; {target.name} has {getattr(of, field)}'
+        )
+    if any(not -1 <= t < of.layers - 1 for t in self.drafter.taps):
+      raise InputError(
+        f'drafter {self.drafter.name} taps layers {self.drafter.taps}; '
+        f'{target.name} has outputs 0..{of.layers - 2} before its last'
+      )
+    if self.head_hash is not None and self.head_hash != target.head_hash:
+      raise InputError(
+        f'drafter {self.drafter.name} was trained for another target: its '
+        f'head hash is {self.head_hash}, that of {target.name} is '
+        f'{target.head_hash}'
+      )
 
 
 def no_cache(cfg, batch: int, capacity: int, dtype) -> DraftCache:

@@ -44,6 +44,10 @@ class DSpineConfig(BackboneConfig):
         f'rank = {self.rank} exceeds min(width, vocab - 1) = '
         f'{min(self.width, self.vocab - 1)}'
       )
+    if not 1 <= self.candidates <= self.vocab:
+      raise InputError(
+        f'candidates = {self.candidates} of a vocabulary of {self.vocab}'
+      )
 
 
 @jax.tree_util.register_dataclass

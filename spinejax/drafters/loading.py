@@ -1,51 +1,18 @@
-"""A drafter with its weights, ready to decode with."""
+"""Loading a drafter by path or by name."""
 
 import dataclasses
+import os
+import pathlib
 
-from spinejax.drafters.base import Drafter
+from spinejax.drafters.base import DraftModel
+from spinejax.drafters.bundle import is_bundle, read_bundle
+from spinejax.drafters.checkpoint import read_checkpoint
 from spinejax.drafters.ngram import ngram
 from spinejax.drafters.plain import plain
 from spinejax.errors import InputError
+from spinejax.target.loading import Target, to_device
 
-
-@dataclasses.dataclass(frozen=True)
-class DraftModel:
-  """A drafter, its weights (None if it has none), and what it was made for.
-
-  Attributes:
-    drafter: the method and its config.
-    params: weights on the device.
-    head_hash: the target head that the weights fit, or None for any.
-  """
-
-  drafter: Drafter
-  params: object = None
-  head_hash: str | None = None
-
-  def check(self, target) -> None:
-    """Refuses a target that the drafter was not trained for.
-
-    Raises:
-      InputError: vocabulary, width, taps or head differ.
-    """
-    cfg, of = self.drafter.cfg, target.cfg
-    for field in ('vocab', 'width'):
-      if getattr(cfg, field, getattr(of, field)) != getattr(of, field):
-        raise InputError(
-          f'drafter {self.drafter.name} was made for a target of {field} '
-          f'{getattr(cfg, field)}; {target.name} has {getattr(of, field)}'
-        )
-    if any(not -1 <= t < of.layers - 1 for t in self.drafter.taps):
-      raise InputError(
-        f'drafter {self.drafter.name} taps layers {self.drafter.taps}; '
-        f'{target.name} has outputs 0..{of.layers - 2} before its last'
-      )
-    if self.head_hash is not None and self.head_hash != target.head_hash:
-      raise InputError(
-        f'drafter {self.drafter.name} was trained for another target: its '
-        f'head hash is {self.head_hash}, that of {target.name} is '
-        f'{target.head_hash}'
-      )
+_WEIGHTS = pathlib.Path(__file__).parent / 'weights'
 
 
 def plain_model(slots: int = 0) -> DraftModel:
@@ -56,3 +23,55 @@ def plain_model(slots: int = 0) -> DraftModel:
 def ngram_model(slots: int = 15, longest: int = 3) -> DraftModel:
   """Prompt lookup."""
   return DraftModel(ngram(slots, longest))
+
+
+def shipped() -> tuple[str, ...]:
+  """Names of the trained drafters that come with this package."""
+  return tuple(sorted(p.parent.name for p in _WEIGHTS.glob('*/config.json')))
+
+
+def load_drafter(
+  source: str | os.PathLike[str],
+  target: Target,
+  dtype=None,
+  block: int | None = None,
+) -> DraftModel:
+  """Loads a drafter for `target`, its weights placed on the device.
+
+  Args:
+    source: `plain`, `ngram`, a name of `shipped()`, or a directory: one that
+      `write_bundle` wrote, or a published DFlash or DSpine checkpoint.
+    target: what it shall draft for.
+    dtype: dtype of its weights; by default the target's.
+    block: rows of a block, the anchor included, in place of the trained
+      number. DSpine is causal inside the block, so a shorter block has the
+      same leading proposals. A bidirectional DFlash proposes other tokens, and
+      worse ones, at a length it was not trained for; and slots beyond the
+      trained length are guesses of an untrained position in either.
+
+  Raises:
+    InputError: there is no such drafter, it is broken, or it was trained for
+      another target.
+  """
+  if block is not None and block < 2:
+    raise InputError(f'block = {block} leaves no slot to propose')
+  if source == 'plain':
+    return plain_model() if block is None else plain_model(block - 1)
+  if source == 'ngram':
+    return ngram_model() if block is None else ngram_model(block - 1)
+  path = _WEIGHTS / source if source in shipped() else pathlib.Path(source)
+  if not path.is_dir():
+    names = ', '.join(('plain', 'ngram', *shipped()))
+    raise InputError(
+      f'drafter {str(source)!r} is neither a directory nor one of {names}'
+    )
+  read = read_bundle if is_bundle(path) else read_checkpoint
+  model = read(path, target)
+  if dtype is None:
+    dtype = target.params.embed_VD.dtype
+  drafter = model.drafter
+  if block is not None:
+    cfg = dataclasses.replace(drafter.cfg, block=block)
+    drafter = dataclasses.replace(drafter, cfg=cfg)
+  params = to_device(model.params, dtype)
+  return dataclasses.replace(model, drafter=drafter, params=params)

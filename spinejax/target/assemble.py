@@ -5,18 +5,22 @@ tensors alike; this is the one place that knows those names and how they are
 fused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from spinejax.errors import InputError
 from spinejax.target.layers import LayerParams
 
+_DTYPES = ('float32', 'bfloat16', 'float16')
+# Constants, and the head where the config ties it to the embedding.
+_NEED_NO_READER = ('rotary_emb.inv_freq', 'attn_rot_embd', 'lm_head.weight')
+
 Fetch = Callable[[str, tuple[int, ...]], np.ndarray]
 
 
 def checked_fetch(get: Callable[[str], np.ndarray], source: str) -> Fetch:
-  """A fetch that names the tensor when it is missing or has another shape."""
+  """A fetch that names the tensor when it is missing or not as expected."""
 
   def fetch(name: str, shape: tuple[int, ...]) -> np.ndarray:
     try:
@@ -27,9 +31,24 @@ def checked_fetch(get: Callable[[str], np.ndarray], source: str) -> Fetch:
       raise InputError(
         f'{source}: tensor {name!r} has shape {x.shape}, expected {shape}'
       )
+    if x.dtype.name not in _DTYPES:
+      raise InputError(
+        f'{source}: tensor {name!r} has dtype {x.dtype.name}, expected one of '
+        f'{", ".join(_DTYPES)}'
+      )
     return x
 
   return fetch
+
+
+def refuse_unread(names: Iterable[str], cfg, source: str) -> None:
+  """Refuses weights that nothing asked for: the model has more than `cfg`."""
+  for name in sorted(names):
+    if not name.endswith(_NEED_NO_READER):
+      raise InputError(
+        f'{source}: tensor {name!r} is not part of a {cfg.family} model of '
+        f'{cfg.layers} layers'
+      )
 
 
 def _names(prefix: str) -> dict[str, str]:

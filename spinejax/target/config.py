@@ -120,12 +120,15 @@ def rope_of_hf(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
   base = rope.get('rope_theta', hf.get('rope_theta', 1e4))
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if hf.get('partial_rotary_factor', rope.get('partial_rotary_factor', 1)) != 1:
-    raise InputError('partial_rotary_factor other than 1 is not supported')
+    raise InputError(
+      'config.json: partial_rotary_factor other than 1 is not supported'
+    )
   if kind == 'default':
     return float(base), None
   if kind != 'llama3':
     raise InputError(
-      f'rope scaling {kind!r} is not supported; expected default or llama3'
+      f'config.json: rope scaling {kind!r} is not supported; expected default '
+      'or llama3'
     )
   return float(base), RopeScaling(
     factor=float(rope['factor']),
@@ -133,6 +136,29 @@ def rope_of_hf(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     high_freq_factor=float(rope['high_freq_factor']),
     original_max_position=int(rope['original_max_position_embeddings']),
   )
+
+
+def _size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
+  """A positive whole number of a config; null and absent give the default."""
+  value = hf.get(field)
+  if value is None:
+    value = default
+  if value is None:
+    raise KeyError(field)
+  if type(value) is not int or value < 1:
+    raise InputError(
+      f'config.json: {field} = {value!r}; expected a positive whole number'
+    )
+  return value
+
+
+def _has_sliding_layers(hf: Mapping[str, Any], layers: int) -> bool:
+  if not hf.get('use_sliding_window'):
+    return False
+  if hf.get('layer_types'):
+    return 'sliding_attention' in hf['layer_types']
+  # transformers 4: Qwen2's layers from max_window_layers on.
+  return _size(hf, 'max_window_layers', 28) < layers
 
 
 def config_of_hf(hf: Mapping[str, Any]) -> TargetConfig:
@@ -154,35 +180,39 @@ def config_of_hf(hf: Mapping[str, Any]) -> TargetConfig:
     )
   if hf.get('mlp_bias'):
     raise InputError('config.json: mlp_bias true is not supported')
-  if hf.get('use_sliding_window') and 'sliding_attention' in hf.get(
-    'layer_types', ()
-  ):
+  if hf.get('quantization_config'):
     raise InputError(
-      'config.json: sliding-window layers are not supported in a target'
+      'config.json: quantization_config is not supported; expected float32, '
+      'bfloat16 or float16 weights'
     )
   if hf.get('attention_bias') and family != 'qwen2':
     raise InputError(
       f'config.json: attention_bias true is not supported for {family}'
     )
   try:
-    heads, width = int(hf['num_attention_heads']), int(hf['hidden_size'])
+    heads, width = _size(hf, 'num_attention_heads'), _size(hf, 'hidden_size')
+    layers = _size(hf, 'num_hidden_layers')
+    if _has_sliding_layers(hf, layers):
+      raise InputError(
+        'config.json: sliding-window layers are not supported in a target'
+      )
     base, scaling = rope_of_hf(hf)
     return TargetConfig(
       family=family,
-      vocab=int(hf['vocab_size']),
+      vocab=_size(hf, 'vocab_size'),
       width=width,
-      layers=int(hf['num_hidden_layers']),
+      layers=layers,
       heads=heads,
-      kv_heads=int(hf.get('num_key_value_heads') or heads),
-      head_dim=int(hf.get('head_dim') or width // heads),
-      ffn=int(hf['intermediate_size']),
+      kv_heads=_size(hf, 'num_key_value_heads', heads),
+      head_dim=_size(hf, 'head_dim', width // heads),
+      ffn=_size(hf, 'intermediate_size'),
       norm_eps=float(hf.get('rms_norm_eps', 1e-6)),
       rope_base=base,
       rope_scaling=scaling,
       tied=bool(hf.get('tie_word_embeddings', False)),
       qkv_bias=family == 'qwen2',
       qk_norm=family == 'qwen3',
-      max_position=int(hf.get('max_position_embeddings', 8192)),
+      max_position=_size(hf, 'max_position_embeddings', 8192),
     )
   except KeyError as missing:
     raise InputError(f'config.json: field {missing} is missing') from None

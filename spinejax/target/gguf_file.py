@@ -8,7 +8,11 @@ import numpy as np
 from gguf.quants import dequantize
 
 from spinejax.errors import InputError
-from spinejax.target.assemble import checked_fetch, layer_from_tensors
+from spinejax.target.assemble import (
+  checked_fetch,
+  layer_from_tensors,
+  refuse_unread,
+)
 from spinejax.target.config import (
   FAMILIES,
   RopeScaling,
@@ -33,6 +37,19 @@ _LAYER_NAMES = {
 }
 
 
+class _Reader(gguf.GGUFReader):
+  """Reads through a plain array: it takes several views of every token, and
+  those of a memmap make opening a file three times as slow."""
+
+  @property
+  def data(self) -> np.ndarray:
+    return self._bytes
+
+  @data.setter
+  def data(self, memmap: np.memmap) -> None:
+    self._bytes = np.asarray(memmap)
+
+
 def open_gguf(path: pathlib.Path) -> tuple[gguf.GGUFReader, dict]:
   """The reader of a GGUF file and its metadata as plain values.
 
@@ -42,7 +59,7 @@ def open_gguf(path: pathlib.Path) -> tuple[gguf.GGUFReader, dict]:
   if not path.is_file():
     raise InputError(f'{path}: no such file')
   try:
-    reader = gguf.GGUFReader(str(path))
+    reader = _Reader(str(path))
     fields = {k: f.contents() for k, f in reader.fields.items()}
   except Exception as error:  # the reader fails in many ways on bad bytes
     raise InputError(
@@ -70,6 +87,8 @@ def config_of_gguf(fields: dict, names: set[str], source: str) -> TargetConfig:
       raise InputError(f'{source}: metadata {arch}.{key} is missing')
     return value
 
+  if 'tokenizer.ggml.tokens' not in fields:
+    raise InputError(f'{source}: metadata tokenizer.ggml.tokens is missing')
   heads, width = field('attention.head_count'), field('embedding_length')
   head_dim = field('attention.key_length', width // heads)
   if field('rope.dimension_count', head_dim) != head_dim:
@@ -86,11 +105,12 @@ def config_of_gguf(fields: dict, names: set[str], source: str) -> TargetConfig:
     kv_heads=field('attention.head_count_kv', heads),
     head_dim=head_dim,
     ffn=field('feed_forward_length'),
-    norm_eps=field('attention.layer_norm_rms_epsilon'),
+    # Stored in float32: the shortest decimal is the number that was meant.
+    norm_eps=float(str(np.float32(field('attention.layer_norm_rms_epsilon')))),
     rope_base=field('rope.freq_base', 1e4),
     tied='output.weight' not in names,
-    qkv_bias='blk.0.attn_q.bias' in names,
-    qk_norm='blk.0.attn_q_norm.weight' in names,
+    qkv_bias=arch == 'qwen2' or 'blk.0.attn_q.bias' in names,
+    qk_norm=arch == 'qwen3' or 'blk.0.attn_q_norm.weight' in names,
     max_position=field('context_length', 8192),
   )
 
@@ -114,37 +134,47 @@ def read_gguf(path: pathlib.Path) -> tuple[TargetConfig, TargetParams, dict]:
   tensors = {t.name: t for t in reader.tensors}
   cfg = config_of_gguf(fields, set(tensors), path.name)
   if 'rope_freqs.weight' in tensors:
-    cfg = _with_llama3_scaling(cfg, tensors['rope_freqs.weight'], path.name)
+    factors = tensors.pop('rope_freqs.weight')
+    cfg = _with_llama3_scaling(cfg, factors, path.name)
+  read = set()
 
   def raw(name: str) -> np.ndarray:
     t = tensors[name]
-    x = dequantize(t.data, t.tensor_type)
+    read.add(name)
+    try:
+      x = dequantize(t.data, t.tensor_type)
+    except NotImplementedError:
+      raise InputError(
+        f'{path.name}: tensor {name!r} has type {t.tensor_type.name}, which '
+        'cannot be dequantised'
+      ) from None
     return x.astype(np.float32, copy=False).reshape(t.shape[::-1].tolist())
 
-  def get(name: str) -> np.ndarray:
-    if not name.startswith('blk.'):
-      return raw(name)
+  fetch = checked_fetch(raw, path.name)
+
+  def fetch_layer(name: str, shape: tuple[int, ...]) -> np.ndarray:
     _, index, rest = name.split('.', 2)
     module, kind = rest.rsplit('.', 1)
-    x = raw(f'blk.{index}.{_LAYER_NAMES[module]}.{kind}')
+    x = fetch(f'blk.{index}.{_LAYER_NAMES[module]}.{kind}', shape)
     if cfg.family == 'llama' and module == 'self_attn.q_proj':
       x = _unpermute(x, cfg.heads)
     if cfg.family == 'llama' and module == 'self_attn.k_proj':
       x = _unpermute(x, cfg.kv_heads)
     return x
 
-  fetch = checked_fetch(get, path.name)
   embed = fetch('token_embd.weight', (cfg.vocab, cfg.width))
   params = TargetParams(
     embed_VD=embed,
     layers=tuple(
-      layer_from_tensors(fetch, f'blk.{i}.', cfg) for i in range(cfg.layers)
+      layer_from_tensors(fetch_layer, f'blk.{i}.', cfg)
+      for i in range(cfg.layers)
     ),
     norm_D=fetch('output_norm.weight', (cfg.width,)),
     head_VD=embed
     if cfg.tied
     else fetch('output.weight', (cfg.vocab, cfg.width)),
   )
+  refuse_unread(tensors.keys() - read, cfg, path.name)
   return cfg, params, fields
 
 

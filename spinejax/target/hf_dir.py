@@ -7,7 +7,11 @@ import numpy as np
 from safetensors import safe_open
 
 from spinejax.errors import InputError
-from spinejax.target.assemble import checked_fetch, layer_from_tensors
+from spinejax.target.assemble import (
+  checked_fetch,
+  layer_from_tensors,
+  refuse_unread,
+)
 from spinejax.target.config import TargetConfig, config_of_hf
 from spinejax.target.model import TargetParams
 
@@ -40,7 +44,7 @@ class SafetensorsDir:
     else:
       names = None
       files = {'model.safetensors': path / 'model.safetensors'}
-    self._open, self.where = {}, {}
+    self._open, self.where, self.read = {}, {}, set()
     for name, file in files.items():
       if not file.is_file():
         raise InputError(f'{file}: no such file (weights are missing)')
@@ -58,7 +62,16 @@ class SafetensorsDir:
         raise InputError(f'{index}: tensor {key!r} is not in {file}')
 
   def __call__(self, name: str) -> np.ndarray:
-    return self._open[self.where[name]].get_tensor(name)
+    handle = self._open[self.where[name]]
+    self.read.add(name)
+    try:
+      return handle.get_tensor(name)
+    except AttributeError:  # a dtype that NumPy and ml_dtypes do not know
+      dtype = handle.get_slice(name).get_dtype()
+      raise InputError(
+        f'{self.where[name]}: tensor {name!r} has dtype {dtype}, which is not '
+        'supported'
+      ) from None
 
 
 def read_hf(path: pathlib.Path) -> tuple[TargetConfig, TargetParams]:
@@ -81,4 +94,5 @@ def read_hf(path: pathlib.Path) -> tuple[TargetConfig, TargetParams]:
     norm_D=fetch('model.norm.weight', (cfg.width,)),
     head_VD=embed if cfg.tied else fetch('lm_head.weight', table),
   )
+  refuse_unread(get.where.keys() - get.read, cfg, path.name)
   return cfg, params

@@ -110,7 +110,10 @@ def load_target(source: str, dtype=jnp.float32) -> Target:
       f'{path.name}: the tokenizer has {tokenizer.size} tokens, the weights '
       f'{cfg.vocab}; they do not belong together'
     )
-  name = source if source in PACKAGED else path.stem
+  if source in PACKAGED:
+    name = source
+  else:  # a directory may have dots in its name: Llama-3.2-1B
+    name = path.absolute().name.removesuffix('.gguf')
   return Target(name, cfg, to_device(params, dtype), tokenizer, params.head_VD)
 
 

@@ -127,6 +127,9 @@ def tokenizer_of_gguf(fields: dict, source: str) -> Tokenizer:
       f'{source}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not '
       f'supported; expected gpt2 with one of {", ".join(_PRE_TOKENIZERS)}'
     )
+  for name in ('tokens', 'merges', 'token_type'):
+    if f'tokenizer.ggml.{name}' not in fields:
+      raise InputError(f'{source}: metadata tokenizer.ggml.{name} is missing')
   tokens = fields['tokenizer.ggml.tokens']
   merges = [tuple(m.split(' ')) for m in fields['tokenizer.ggml.merges']]
   inner = tokenizers.Tokenizer(

@@ -2,12 +2,14 @@
 
 import dataclasses
 import enum
+import math
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from spinejax.axes import Keys_B, Seed_B
+from spinejax.errors import InputError
 
 
 class Stream(enum.IntEnum):
@@ -47,7 +49,20 @@ class Sampling:
     top_k: int = 0,
     top_p: float = 1.0,
   ) -> 'Sampling':
-    """The same settings for every request of a batch."""
+    """The same settings for every request of a batch.
+
+    Raises:
+      InputError: a setting is out of its range.
+    """
+    # The ranges are asked for, not their complements, so that NaN fails.
+    if not 0 <= temperature < math.inf:
+      raise InputError(
+        f'temperature = {temperature}, expected a finite number, at least 0'
+      )
+    if top_k < 0:
+      raise InputError(f'top_k = {top_k}, expected at least 0 (0 keeps all)')
+    if not 0 < top_p <= 1:
+      raise InputError(f'top_p = {top_p}, expected above 0 and at most 1')
     return cls(
       temperature_B=jnp.full((batch,), temperature, jnp.float32),
       top_k_B=jnp.full((batch,), top_k, jnp.int32),
@@ -93,7 +108,8 @@ def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
       k - 1, (*scaled.shape[:-1], 1)), -1)  # fmt: skip
     probs = jax.nn.softmax(jnp.where(down >= kth, down, -jnp.inf), axis=-1)
     before = jnp.cumsum(probs, axis=-1) - probs
-    kept = (before < top_p) & (down >= kth)
+    # Rounding may carry the sum to 1 before the tail: 1 must mean all of it.
+    kept = ((before < top_p) | (top_p >= 1)) & (down >= kth)
     # Rank 0 is always kept, also when top_p is 0.
     last = jnp.maximum(jnp.sum(kept, axis=-1, keepdims=True), 1) - 1
     lowest = jnp.take_along_axis(down, last, -1)

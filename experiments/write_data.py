@@ -1,0 +1,100 @@
+"""Lets a target write the data its drafter is trained on."""
+
+import json
+import pathlib
+import time
+
+import jax.numpy as jnp
+import numpy as np
+from absl import app, logging
+from ml_collections import config_flags
+
+from spinejax.prompts import read_prompts
+from spinejax.report.results import atomic_write
+from spinejax.target.loading import load_target
+from spinejax.train import self_data
+
+_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
+
+# What a sampled user turn starts with. The second is the wording in which
+# HumanEval is asked; the functions behind it are the target's inventions.
+OPENINGS = {
+  'chat': ('',),
+  'code': (
+    'Write a solution to the following problem and make sure that it passes '
+    'the tests:\n```python\n',
+    'Write a Python function',
+    'Implement a function',
+    'Write a Python program',
+  ),
+  'problem': (
+    'A', 'If', 'How many', 'There are', 'John', 'Maria', 'In a', 'Tom',
+    'Calculate', 'A store', 'Each', 'Sarah',
+  ),
+}  # fmt: skip
+_REASON = (
+  '\nPlease reason step by step, and put your final answer within \\boxed{}.'
+)
+SUFFIX = {'problem': _REASON, 'like_given': _REASON}
+
+
+def main(_):
+  config = _CONFIG.value
+  target = load_target(config.target, jnp.dtype(config.dtype))
+  began, parts, counts = time.time(), [], {}
+
+  waiting = []  # prompts, answered in full batches: one compiled program
+
+  def ask(kind, turns, everything=False):
+    got = self_data.encode_turns(target, turns, config.max_prompt)
+    counts[kind] = counts.get(kind, 0) + len(got)
+    waiting.extend(got)
+    while len(waiting) >= config.batch or (everything and waiting):
+      parts.append(
+        self_data.answer(target, waiting[: config.batch], config.length)
+      )
+      del waiting[: config.batch]
+    logging.info('prompts: %s, %.0f s', counts, time.time() - began)
+
+  openings = dict(OPENINGS)
+  if config.prompts:
+    given = [turns[0] for turns in read_prompts(config.prompts).turns]
+    openings['like_given'] = [' '.join(t.split()[:5]) for t in given]
+    if config.answer_prompts:
+      ask('given', given)
+  kinds = [k for k, n in config.openings.items() for _ in range(n)]
+  rng = np.random.default_rng(config.seed)
+  order = rng.permutation(len(kinds))
+  for number, kind in enumerate(kinds[i] for i in order):
+    if config.seconds and time.time() - began > config.seconds:
+      logging.info('stopped by the time limit after %d batches', number)
+      break
+    starts = openings[kind]
+    turns = self_data.write_user_turns(
+      target,
+      [starts[rng.integers(len(starts))] for _ in range(config.batch)],
+      seed=config.seed + number * config.batch,
+      max_tokens=config.max_turn,
+      capacity=config.capacity,
+    )
+    ask(kind, [t + SUFFIX.get(kind, '') for t in turns])
+  ask('', [], everything=True)
+  data = self_data.join(parts)
+  out = pathlib.Path(config.out)
+  self_data.save(data, out / 'sequences.npz')
+  manifest = {
+    'target': target.name,
+    'head_hash': target.head_hash,
+    'sequences': len(data.length_N),
+    'tokens': int(data.length_N.sum()),
+    'prompts_by_kind': {k: n for k, n in counts.items() if n},
+    'seconds': round(time.time() - began, 1),
+    'config': config.to_dict(),
+  }
+  atomic_write(out / 'manifest.json', json.dumps(manifest, indent=2).encode())
+  print(json.dumps(manifest))
+  print(out / 'manifest.json')
+
+
+if __name__ == '__main__':
+  app.run(main)

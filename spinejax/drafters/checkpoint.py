@@ -1,0 +1,197 @@
+"""Drafters in the published checkpoint layouts.
+
+Read: z-lab's DFlash directories, SpecForge's DSpine, and the DSpine authors'
+release, whose config is nested and whose token codes lie in a file of their
+own. Written: the first two.
+"""
+
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from spinejax.drafters.base import DraftModel
+from spinejax.drafters.layout import LAYOUTS, Tensors, layout_of
+from spinejax.errors import InputError
+from spinejax.target.hf_dir import SafetensorsDir, read_json
+from spinejax.target.loading import Target
+
+Path = str | os.PathLike[str]
+
+
+def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
+  """Reads a published drafter; its weights stay NumPy, dtype as stored.
+
+  Args:
+    path: the directory.
+    target: refuse a drafter that does not fit it; it also supplies its number
+      of layers where a config states neither taps nor that number.
+
+  Raises:
+    InputError: a file, field or tensor is missing or not as expected.
+  """
+  path, hf = pathlib.Path(path), read_settings(path)
+  if 'spinejax' in hf:
+    raise InputError(f'{path.name} is a bundle of this library: read_bundle')
+  hf = hf['config'] if isinstance(hf.get('config'), dict) else hf
+  files = SafetensorsDir(path)
+
+  def get(name: str) -> np.ndarray:
+    if name == 'transfer_codes' and name not in files.where:
+      return _separate_codes(path)
+    return files(name)
+
+  # A flag of SpecForge: false until the codes have been computed.
+  names = set(files.where) - {'transfer_ready'}
+  if 'transfer_ready' in files.where and not files('transfer_ready').all():
+    raise InputError(
+      f'{path.name}: transfer_ready is false: the checkpoint was saved before '
+      'its token codes were computed'
+    )
+  return read_model(hf, Tensors(get, names, path.name), target)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+  """config.json of a directory."""
+  path = pathlib.Path(path)
+  if not path.is_dir():
+    raise InputError(f'{path}: no such directory')
+  return read_json(path / 'config.json')
+
+
+def read_model(
+  hf: Mapping[str, Any],
+  tensors: Tensors,
+  target: Target | None,
+  **fields: Any,
+) -> DraftModel:
+  """A drafter from its config.json and tensors, checked against the target.
+
+  Args:
+    fields: what else the DraftModel holds. They are checked before the
+      weights are read.
+  """
+  try:
+    layout = layout_of(hf)
+    layers = None if target is None else target.cfg.layers
+    cfg = layout.config(hf, tensors, layers)
+  except InputError as error:
+    raise InputError(f'{tensors.source}/config.json: {error}') from None
+  drafter = layout.drafter(cfg)
+  if target is not None:
+    DraftModel(drafter, **fields).check(target)
+  model = DraftModel(drafter, layout.params(tensors, cfg), **fields)
+  tensors.finish()
+  return model
+
+
+def _separate_codes(path: pathlib.Path) -> np.ndarray:
+  """`codes` of the safetensors file beside the weights that has them."""
+  found = []
+  for file in sorted(path.glob('*.safetensors')):
+    try:
+      with safe_open(str(file), 'numpy') as opened:
+        if 'codes' in opened.keys():  # noqa: SIM118, it is not a mapping
+          found.append(opened.get_tensor('codes'))
+    except Exception as error:  # safetensors raises its own bare Exception
+      raise InputError(
+        f'{file}: truncated or not safetensors ({error})'
+      ) from None
+  if not found:
+    raise InputError(
+      f'{path.name}: token codes are missing: neither transfer_codes in the '
+      'weights nor codes in another .safetensors file; they cannot be rebuilt, '
+      'for the signs of their axes are arbitrary and must be those of training'
+    )
+  if any(not np.array_equal(found[0], codes) for codes in found[1:]):
+    raise InputError(f'{path.name}: several files hold different token codes')
+  return found[0]
+
+
+def write_checkpoint(
+  path: Path, model: DraftModel, target: Target | None = None
+) -> None:
+  """Writes a drafter in the published layout, for other engines to read.
+
+  The weights keep their dtype. A failure leaves what was there before.
+
+  Args:
+    path: directory, made if need be; other files in it stay.
+    model: DFlash or DSpine.
+    target: states `num_target_layers` and `max_position_embeddings`, which
+      some readers insist on.
+
+  Raises:
+    InputError: the layout has no words for this drafter.
+  """
+  tensors = model_tensors(model)
+  if 'mask_embedding' in tensors:
+    raise InputError(
+      'the published layout has no place for a learned mask embedding; use '
+      'write_bundle'
+    )
+  if 'transfer_codes' in tensors:
+    tensors['transfer_ready'] = np.array(True)
+  write_files(path, model_settings(model, tensors, target), tensors)
+
+
+def model_tensors(model: DraftModel) -> dict[str, np.ndarray]:
+  """Published names -> weights, on the host."""
+  name = model.drafter.name
+  if name not in LAYOUTS:
+    raise InputError(f'drafter {name!r} has no weights to write')
+  return jax.device_get(LAYOUTS[name].tensors(model.params))
+
+
+def model_settings(
+  model: DraftModel,
+  tensors: Mapping[str, np.ndarray],
+  target: Target | None = None,
+) -> dict[str, Any]:
+  """The published config.json."""
+  layout = LAYOUTS[model.drafter.name]
+  settings = {
+    'architectures': [layout.architecture],
+    **layout.settings(model.drafter.cfg),
+    'dtype': str(tensors['fc.weight'].dtype),
+  }
+  if target is not None:
+    settings['num_target_layers'] = target.cfg.layers
+    settings['max_position_embeddings'] = target.cfg.max_position
+  return settings
+
+
+def write_files(
+  path: Path, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> None:
+  """Writes config.json and model.safetensors, both or neither.
+
+  Both are complete on disk before the first takes its place, the weights: a
+  directory without config.json is not a checkpoint yet.
+  """
+  path = pathlib.Path(path)
+  if (path / 'model.safetensors.index.json').exists():
+    raise InputError(f'{path}: holds a sharded checkpoint; choose another path')
+  try:
+    text = json.dumps(settings, indent=2, allow_nan=False) + '\n'
+  except (TypeError, ValueError) as error:
+    raise InputError(f'{path.name}/config.json: {error}') from None
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    # Inside `path`: a rename is atomic only within one file system.
+    with tempfile.TemporaryDirectory(dir=path, prefix='.writing-') as draft:
+      draft = pathlib.Path(draft)
+      plain = {k: np.asarray(v, order='C') for k, v in tensors.items()}
+      save_file(plain, draft / 'model.safetensors', {'format': 'pt'})
+      (draft / 'config.json').write_text(text, encoding='utf-8')
+      for name in ('model.safetensors', 'config.json'):
+        os.replace(draft / name, path / name)
+  except OSError as error:
+    raise InputError(f'{path}: {error.strerror or error}') from None

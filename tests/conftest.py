@@ -1,0 +1,39 @@
+"""Fixtures that several test packages share."""
+
+import os
+import pathlib
+import re
+
+import pytest
+
+# Before anything imports jax: what the tests compare is float32 on the CPU.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+
+
+@pytest.fixture(scope='session')
+def golden() -> pathlib.Path:
+  """What transformers computes, and the checkpoints it computed it from."""
+  return pathlib.Path(__file__).parent / 'golden' / 'transformers'
+
+
+@pytest.fixture(scope='session')
+def refused():
+  """`with refused(message):` expects an InputError that says just that.
+
+  What stands for `...` in the message may be any text of one line.
+  """
+  from spinejax.errors import InputError
+
+  def expect(message: str):
+    pattern = '.+'.join(re.escape(part) for part in message.split('...'))
+    return pytest.raises(InputError, match=rf'\A{pattern}\Z')
+
+  return expect
+
+
+@pytest.fixture(scope='session')
+def smollm2():
+  """SmolLM2-135M-Instruct in float32, loaded once a process."""
+  from spinejax.target import load_target
+
+  return load_target('smollm2-135m')

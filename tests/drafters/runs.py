@@ -1,0 +1,154 @@
+"""Recorded runs of the published reference implementations, made handy."""
+
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load_file
+
+from spinejax.drafters import DraftModel, backbone, dflash, dspine, load_drafter
+from spinejax.drafters.backbone import Place
+from spinejax.drafters.base import DraftCache, History, TargetView
+from spinejax.target import Target, TargetConfig, TargetParams
+from spinejax.verify.sampling import Sampling
+
+GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'drafters'
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A drafter, the tables of its target, and what the reference computed."""
+
+  path: pathlib.Path
+  target: Target
+  model: DraftModel
+
+  @property
+  def cfg(self):
+    return self.model.drafter.cfg
+
+  @property
+  def params(self):
+    return self.model.params
+
+  @property
+  def embed_VD(self) -> jax.Array:
+    return self.target.params.embed_VD
+
+  @property
+  def head_VD(self) -> jax.Array:
+    return self.target.params.head_VD
+
+  def recorded(self, file: str) -> dict[str, np.ndarray]:
+    return load_file(self.path / f'{file}.safetensors')
+
+  def cache(self, features_BTP=None, capacity: int = 32) -> DraftCache:
+    """An empty cache, or one that holds context rows."""
+    batch = 1 if features_BTP is None else len(features_BTP)
+    cache = self.model.drafter.init_cache(
+      self.cfg, batch, capacity, jnp.float32
+    )
+    return cache if features_BTP is None else self.extend(cache, features_BTP)
+
+  def extend(self, cache, features_BTP, padding: float = 0.0) -> DraftCache:
+    """Takes in context rows, padded to one shape so that it compiles once."""
+    B, rows, P = features_BTP.shape
+    padded = np.full((B, 24, P), padding, np.float32)
+    padded[:, :rows] = features_BTP
+    return _extend(
+      self.model.drafter, self.params, cache, padded, jnp.full((B,), rows)
+    )
+
+  def propose(self, cache, anchor_B, start: int, sampling=None, keys_B=None):
+    """Proposals behind an anchor at position `start`."""
+    B = len(anchor_B)
+    return _propose(
+      self.model.drafter,
+      self.params,
+      TargetView(self.embed_VD, self.head_VD),
+      cache,
+      History(jnp.zeros((B, 64), jnp.int32), jnp.full((B,), start + 1)),
+      jnp.asarray(anchor_B, jnp.int32),
+      keys_B,
+      Sampling.make(B) if sampling is None else sampling,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _extend(drafter, *arguments):
+  return drafter.extend(drafter.cfg, *arguments)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _propose(drafter, *arguments):
+  return drafter.propose(drafter.cfg, *arguments)
+
+
+def make_target(embed_VD: np.ndarray, head_VD: np.ndarray) -> Target:
+  """A target of twelve layers of which only the tables are there."""
+  V, D = embed_VD.shape
+  return Target(
+    name='tiny',
+    cfg=TargetConfig('qwen3', V, D, 12, 4, 2, 16, 96, max_position=512),
+    params=TargetParams(
+      jnp.asarray(embed_VD), (), jnp.ones((D,)), jnp.asarray(head_VD)
+    ),
+    tokenizer=None,
+    head_VD=head_VD,
+  )
+
+
+@functools.cache
+def load_run(name: str) -> Run:
+  path = GOLDEN / name
+  tables = load_file(path / 'target.safetensors')
+  embed_VD = tables['model.embed_tokens.weight']
+  target = make_target(embed_VD, tables.get('lm_head.weight', embed_VD))
+  return Run(path, target, load_drafter(path, target))
+
+
+def context_of(cache: DraftCache) -> list[backbone.Context]:
+  return list(zip(cache.k, cache.v, strict=True))
+
+
+def place_of(cache: DraftCache, start) -> Place:
+  """One block a request, that sees all context there is."""
+  return Place(
+    jnp.broadcast_to(jnp.asarray(start), cache.length_B.shape)[:, None],
+    cache.length_B[:, None],
+  )
+
+
+flash_hidden = jax.jit(dflash.hidden_states, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames='replace_layers')
+def spine_draft(cfg, params, embed_VD, anchor_BA, context, place, **gold):
+  """`dspine.draft`, compiled; hidden, pre-injection states and features."""
+  out = dspine.draft(cfg, params, embed_VD, anchor_BA, context, place, **gold)
+  return out.hidden_BAKD, out.pre_BAKD, jnp.stack(out.features_LBAKR)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits_of(cfg, hidden, head_VD):
+  return backbone.logits_of(cfg, hidden, head_VD)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def both_tables(cfg, params, head_VD, *table):
+  """The transition table in its direct and in its factored form."""
+  tables = dspine.make_tables(cfg, params, head_VD)
+  return (
+    dspine.transition_direct(cfg, params, head_VD, *table),
+    dspine.transition_factored(cfg, params, tables, head_VD, *table),
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def refined_with(cfg, params, pre, tokens):
+  """`dspine.refine` with the codes of known predecessors."""
+  u = dspine.code(params.codes_VR, tokens, jnp.float32)
+  return dspine.refine(cfg, params, pre, u)
