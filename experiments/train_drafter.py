@@ -5,9 +5,10 @@ import pathlib
 
 import jax.numpy as jnp
 import numpy as np
-from absl import app, logging
+from absl import logging
 from ml_collections import config_flags
 
+from experiments import common
 from spinejax.drafters.bundle import write_bundle
 from spinejax.drafters.codes import codes_hash
 from spinejax.drafters.dspine import dspine
@@ -61,4 +62,4 @@ def main(_):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  common.run(main)

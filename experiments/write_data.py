@@ -6,9 +6,10 @@ import time
 
 import jax.numpy as jnp
 import numpy as np
-from absl import app, logging
+from absl import logging
 from ml_collections import config_flags
 
+from experiments import common
 from spinejax.prompts import read_prompts
 from spinejax.report.results import atomic_write
 from spinejax.target.loading import load_target
@@ -97,4 +98,4 @@ def main(_):
 
 
 if __name__ == '__main__':
-  app.run(main)
+  common.run(main)

@@ -12,7 +12,6 @@ from spinejax.decode.round import Params, Round, commit, prefill, step
 from spinejax.decode.state import DecodeState, init_state
 
 # Not the function named like its module: it would hide it.
-
 __all__ = [
   'Completion',
   'DecodeState',

@@ -187,6 +187,11 @@ def start(
   capacity: int | None = None,
 ) -> DecodeState:
   """The state of a batch before prefill; see `generate`."""
+  if np.ndim(max_new_tokens) and len(max_new_tokens) != len(ids):
+    raise InputError(
+      f'max_new_tokens names {len(max_new_tokens)} caps, expected one for '
+      f'each of {len(ids)} prompts'
+    )
   if np.min(max_new_tokens) < 1:
     raise InputError(f'max_new_tokens = {max_new_tokens}, expected at least 1')
   if not 0 <= seed <= _SEEDS - len(ids):

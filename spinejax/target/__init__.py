@@ -1,7 +1,12 @@
 """The frozen model that verifies: shape, weights, forward pass, tokenizer."""
 
 from spinejax.target.config import RopeScaling, TargetConfig
-from spinejax.target.loading import Target, head_hash, load_target
+from spinejax.target.loading import (
+  Target,
+  head_hash,
+  load_target,
+  target_config,
+)
 from spinejax.target.memory import check_memory, memory_table
 from spinejax.target.model import (
   Forward,
@@ -32,5 +37,6 @@ __all__ = [
   'memory_table',
   'preset',
   'random_params',
+  'target_config',
   'unembed',
 ]

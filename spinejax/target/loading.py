@@ -11,10 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from spinejax.errors import InputError
-from spinejax.target.config import TargetConfig
-from spinejax.target.gguf_file import read_gguf
-from spinejax.target.hf_dir import read_hf
+from spinejax.target.config import TargetConfig, config_of_hf
+from spinejax.target.gguf_file import (
+  config_of_gguf,
+  open_gguf,
+  read_gguf,
+)
+from spinejax.target.hf_dir import read_hf, read_json
 from spinejax.target.model import TargetParams
+from spinejax.target.presets import PRESETS
 from spinejax.target.tokenizer import (
   Tokenizer,
   tokenizer_of_gguf,
@@ -80,6 +85,36 @@ def packaged_path(name: str) -> pathlib.Path:
   )
 
 
+def find(source: str) -> pathlib.Path:
+  """Path of a target given by its packaged name or its path.
+
+  Raises:
+    InputError: it is neither a directory nor a `.gguf` file.
+  """
+  path = packaged_path(source) if source in PACKAGED else pathlib.Path(source)
+  if not path.is_dir() and path.suffix != '.gguf':
+    raise InputError(
+      f'target {source!r} is neither a directory, nor a .gguf file, nor one '
+      f'of {", ".join(PACKAGED)}'
+    )
+  return path
+
+
+def target_config(source: str) -> TargetConfig:
+  """Shape of a target, without its weights: a preset, or as `load_target`.
+
+  Raises:
+    InputError: there is no such target, or it is not supported.
+  """
+  if source in PRESETS:
+    return PRESETS[source]
+  path = find(source)
+  if path.is_dir():
+    return config_of_hf(read_json(path / 'config.json'))
+  reader, fields = open_gguf(path)
+  return config_of_gguf(fields, {t.name for t in reader.tensors}, path.name)
+
+
 def load_target(source: str, dtype=jnp.float32) -> Target:
   """Loads a target: a packaged name, a `.gguf` file or a HF directory.
 
@@ -90,21 +125,13 @@ def load_target(source: str, dtype=jnp.float32) -> Target:
   Raises:
     InputError: the source does not exist, is broken or is not supported.
   """
-  if source in PACKAGED:
-    path = packaged_path(source)
-  else:
-    path = pathlib.Path(source)
+  path = find(source)
   if path.is_dir():
     cfg, params = read_hf(path)
     tokenizer = tokenizer_of_hf(path)
-  elif path.suffix == '.gguf':
+  else:
     cfg, params, fields = read_gguf(path)
     tokenizer = tokenizer_of_gguf(fields, path.name)
-  else:
-    raise InputError(
-      f'target {source!r} is neither a directory, nor a .gguf file, nor one '
-      f'of {", ".join(PACKAGED)}'
-    )
   if tokenizer.size > cfg.vocab:
     raise InputError(
       f'{path.name}: the tokenizer has {tokenizer.size} tokens, the weights '

@@ -15,12 +15,6 @@ def kv_bytes(shape, batch: int, capacity: int, dtype) -> int:
   return 2 * rows * shape.kv_heads * shape.head_dim * jnp.dtype(dtype).itemsize
 
 
-def tree_bytes(tree) -> int:
-  """Bytes of all distinct arrays of a tree (or of their shapes)."""
-  leaves = {id(x): x for x in jax.tree.leaves(tree)}.values()
-  return sum(x.size * jnp.dtype(x.dtype).itemsize for x in leaves)
-
-
 def memory_table(
   cfg: TargetConfig, draft_cfg, batch: int, capacity: int, dtype
 ) -> dict[str, int]:

@@ -60,6 +60,11 @@ def test_prompts_of_every_kind_are_taken():
   (
     ({'max_new_tokens': 0}, 'max_new_tokens = 0, expected at least 1'),
     ({'max_new_tokens': -3}, 'max_new_tokens = -3, expected at least 1'),
+    ({'max_new_tokens': [0]}, 'max_new_tokens = [0], expected at least 1'),
+    (
+      {'max_new_tokens': [3, 4]},
+      'max_new_tokens names 2 caps, expected one for each of 1 prompts',
+    ),
     ({'stream_rounds': 0}, 'stream_rounds = 0, expected at least 1'),
     ({'seed': -1}, 'seed = -1, expected 0..4294967295'),
     ({'seed': 2**32}, 'seed = 4294967296, expected 0..4294967295'),

@@ -42,8 +42,9 @@ def fresh(slots=6):
   return ngram_model(slots)
 
 
-@pytest.mark.parametrize('temperature, slots', ((0.0, 7), (0.7, 8)))
-def test_a_second_batch_compiles_nothing(temperature, slots):
+@pytest.mark.parametrize('temperature', (0.0, 0.7))
+def test_a_second_batch_compiles_nothing(temperature):
+  slots = 7  # no other test's
   before = len(COMPILATIONS)
   toy.decode(toy.target(), fresh(slots), temperature=temperature, **WARM_UP)
   assert len(COMPILATIONS) > before, 'the counter does not count'

@@ -17,12 +17,10 @@ import pytest
 from spinejax.decode import round as rounds
 from spinejax.decode.generate import start
 from spinejax.drafters import backbone, dspine
-from spinejax.drafters.base import Drafter, History, TargetView
-from spinejax.drafters.loading import plain_model
+from spinejax.drafters.base import Drafter, DraftModel, History, TargetView
 from spinejax.target.model import forward, init_cache
 from spinejax.verify.sampling import Sampling
 from tests.decode import toy
-from tests.decode.toy import SLOTS
 
 PROMPTS = toy.prompts(1, 6, 3, 11)
 NEW = 14
@@ -74,21 +72,6 @@ def extend(cfg, params, cache, features_BKP, count_B):
   )
 
 
-@functools.cache
-def model(fault='none'):
-  """The drafter above, with the weights of DSpine and known answers."""
-  answers = toy.answers(
-    toy.target(), plain_model(SLOTS), PROMPTS, max_new_tokens=NEW
-  )
-  known_BT = toy.oracle_model(PROMPTS, answers).params
-  spine = toy.dspine_model()
-  drafter = Drafter(
-    'shown', spine.drafter.cfg, backbone.draft_cache, extend, propose
-  )
-  params = (spine.params, known_BT, jnp.int32(FAULTS.index(fault)))
-  return dataclasses.replace(spine, drafter=drafter, params=params)
-
-
 @jax.jit
 def afresh(state):
   """What DSpine proposes after all known tokens, read in one piece."""
@@ -124,50 +107,77 @@ STEP = jax.jit(rounds.step, static_argnums=(0, 1))
 PREFILL = jax.jit(rounds.prefill, static_argnums=(0, 1, 4))
 
 
-def weights(fault='none'):
-  return rounds.Params(toy.target().params, model(fault).params)
+def model(known_BT, fault='none'):
+  """The drafter above, with the weights of DSpine and known answers."""
+  spine = toy.dspine_model()
+  drafter = Drafter(
+    'shown', spine.drafter.cfg, backbone.draft_cache, extend, propose
+  )
+  params = (spine.params, known_BT, jnp.int32(FAULTS.index(fault)))
+  return DraftModel(drafter, params)
+
+
+def weights(draft):
+  return rounds.Params(toy.target().params, draft.params)
 
 
 def fresh_state():
+  draft = model(None)
   return start(
-    toy.target(), model(), PROMPTS, NEW, stop_ids=toy.STOPS, capacity=T
+    toy.target(), draft, PROMPTS, NEW, stop_ids=toy.STOPS, capacity=T
   )
 
 
-def prefilled(state, fault='none', prefill=PREFILL):
-  cfg, drafter = toy.target().cfg, model().drafter
-  return prefill(cfg, drafter, weights(fault), state, 12)
+def prefilled(state, draft, prefill=PREFILL):
+  return prefill(toy.target().cfg, draft.drafter, weights(draft), state, 12)
 
 
-def disagreement(state, fault='none', step=STEP):
+def decoded(state, draft, step=STEP):
+  """Each round, with the state before it."""
+  cfg, sampling = toy.target().cfg, Sampling.make(len(PROMPTS))
+  while not state.done_B.all():
+    done = step(cfg, draft.drafter, weights(draft), state, sampling)
+    yield state, done
+    state = done.state
+
+
+@functools.cache
+def known():
+  """The answers: what the loop emits, whatever is proposed."""
+  blind = model(jnp.zeros((len(PROMPTS), T), jnp.int32))
+  *_, (_, last) = decoded(prefilled(fresh_state(), blind), blind)
+  return last.state.tokens_BT
+
+
+def disagreement(state, draft, step=STEP):
   """Share of a decoding's proposals that differ from `afresh`, and the
   lengths that were accepted."""
-  cfg, drafter, params = toy.target().cfg, model().drafter, weights(fault)
   wrong, kept = [], set()
-  while not state.done_B.all():
-    live_B = ~np.asarray(state.done_B)
-    wanted_BS = np.asarray(afresh(state))
-    done = step(cfg, drafter, params, state, Sampling.make(len(PROMPTS)))
-    shown_BS = np.asarray(done.proposal.confidence_BS)
-    wrong.append((shown_BS != wanted_BS)[live_B].mean())
+  for before, done in decoded(state, draft, step):
+    live_B = ~np.asarray(before.done_B)
+    differ_BS = done.proposal.confidence_BS != afresh(before)
+    wrong.append(np.asarray(differ_BS)[live_B].mean())
     kept |= set(np.asarray(done.verdict.accepted_B)[live_B].tolist())
-    state = done.state
   return np.mean(wrong), kept
 
 
 def test_every_round_drafts_from_the_context_so_far():
-  wrong, kept = disagreement(prefilled(fresh_state()))
+  draft = model(known())
+  wrong, kept = disagreement(prefilled(fresh_state(), draft), draft)
   assert wrong == 0
   assert len(kept) >= 3
 
 
 @pytest.mark.parametrize('fault', FAULTS[1:])
 def test_control_wrong_context_shows(fault):
-  wrong, _ = disagreement(prefilled(fresh_state(), fault), fault)
+  draft = model(known(), fault)
+  wrong, _ = disagreement(prefilled(fresh_state(), draft), draft)
   assert wrong > 0.2
 
 
 def test_control_a_tap_off_by_one_shows(monkeypatch):
+  draft = model(known())
+
   def shifted(cfg, params, tokens_BQ, cache, taps):
     return forward(cfg, params, tokens_BQ, cache, tuple(t + 1 for t in taps))
 
@@ -175,13 +185,14 @@ def test_control_a_tap_off_by_one_shows(monkeypatch):
     return jax.jit(lambda *args: function(*args), static_argnums=static)
 
   monkeypatch.setattr(rounds, 'forward', shifted)
-  state = prefilled(fresh_state(), prefill=apart(rounds.prefill, 0, 1, 4))
-  wrong, _ = disagreement(state, step=apart(rounds.step, 0, 1))
+  state = prefilled(fresh_state(), draft, apart(rounds.prefill, 0, 1, 4))
+  wrong, _ = disagreement(state, draft, apart(rounds.step, 0, 1))
   assert wrong > 0.2
 
 
 def test_control_a_cache_left_over_from_another_request_shows():
-  left = prefilled(fresh_state())
+  draft = model(known())
+  left = prefilled(fresh_state(), draft)
   stale = dataclasses.replace(
     fresh_state(),
     draft_cache=left.draft_cache,
@@ -190,5 +201,5 @@ def test_control_a_cache_left_over_from_another_request_shows():
     length_B=jnp.roll(left.length_B, 1),
     anchor_B=jnp.roll(left.anchor_B, 1),
   )
-  wrong, _ = disagreement(prefilled(stale))
+  wrong, _ = disagreement(prefilled(stale, draft), draft)
   assert wrong > 0.2

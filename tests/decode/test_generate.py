@@ -119,6 +119,13 @@ def test_caps(cap):
     assert np.arange(1, SLOTS + 2) @ c.accepted_hist == cap
 
 
+def test_a_cap_for_each_request():
+  caps = [1, 2, 3, 20, SLOTS + 1, SLOTS, 7, 24]
+  done = toy.decode(toy.target(), oracle(), PROMPTS, max_new_tokens=caps)
+  want = [tokens[:cap] for tokens, cap in zip(truth(), caps, strict=True)]
+  assert toy.tokens_of(done) == want
+
+
 @pytest.mark.parametrize('place', range(9))
 def test_stop_tokens_inside_an_accepted_run(place):
   """A stop token at each place of a run, also twice in one run."""

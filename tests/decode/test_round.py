@@ -12,7 +12,6 @@ from spinejax.decode import round as rounds
 from spinejax.decode.generate import start
 from spinejax.decode.state import DecodeState
 from spinejax.drafters.base import Proposal
-from spinejax.drafters.loading import plain_model
 from spinejax.target.model import Forward, KVCache
 from spinejax.verify.chain import Verdict
 from spinejax.verify.sampling import Sampling
@@ -119,8 +118,11 @@ def prefilled(draft, chunk=32, stop_ids=STOPS):
 
 @functools.cache
 def known_model():
-  """An oracle for PROMPTS."""
-  answers = toy.answers(toy.target(), plain_model(SLOTS), PROMPTS)
+  """An oracle for PROMPTS, and the answers that it knows."""
+  blind = toy.oracle_model(PROMPTS, [[]] * len(PROMPTS))
+  params, state = prefilled(blind)
+  *_, (_, _, last) = run(blind, state, params, limit=lambda state: 0)
+  answers = emitted(last.state)
   return toy.oracle_model(PROMPTS, answers), answers
 
 

@@ -15,6 +15,12 @@ from spinejax.drafters.base import DraftCache, History, TargetView
 from spinejax.target import Target, TargetConfig, TargetParams
 from spinejax.verify.sampling import Sampling
 
+# These tests spend their time in compiling, not in computing.
+quick_jit = functools.partial(
+  jax.jit,
+  static_argnums=0,
+  compiler_options={'xla_backend_optimization_level': 0},
+)
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'drafters'
 
 
@@ -77,12 +83,12 @@ class Run:
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@quick_jit
 def _extend(drafter, *arguments):
   return drafter.extend(drafter.cfg, *arguments)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@quick_jit
 def _propose(drafter, *arguments):
   return drafter.propose(drafter.cfg, *arguments)
 
@@ -122,22 +128,22 @@ def place_of(cache: DraftCache, start) -> Place:
   )
 
 
-flash_hidden = jax.jit(dflash.hidden_states, static_argnums=0)
+flash_hidden = quick_jit(dflash.hidden_states)
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames='replace_layers')
+@functools.partial(quick_jit, static_argnames='replace_layers')
 def spine_draft(cfg, params, embed_VD, anchor_BA, context, place, **gold):
   """`dspine.draft`, compiled; hidden, pre-injection states and features."""
   out = dspine.draft(cfg, params, embed_VD, anchor_BA, context, place, **gold)
   return out.hidden_BAKD, out.pre_BAKD, jnp.stack(out.features_LBAKR)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@quick_jit
 def logits_of(cfg, hidden, head_VD):
   return backbone.logits_of(cfg, hidden, head_VD)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@quick_jit
 def both_tables(cfg, params, head_VD, *table):
   """The transition table in its direct and in its factored form."""
   tables = dspine.make_tables(cfg, params, head_VD)
@@ -147,7 +153,7 @@ def both_tables(cfg, params, head_VD, *table):
   )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@quick_jit
 def refined_with(cfg, params, pre, tokens):
   """`dspine.refine` with the codes of known predecessors."""
   u = dspine.code(params.codes_VR, tokens, jnp.float32)

@@ -103,7 +103,7 @@ def test_many_anchors_of_a_training_batch(flash):
 
 
 def test_samples_with_the_law_that_it_states(flash):
-  B, expected = 2000, flash.recorded('serve')
+  B, expected = 1000, flash.recorded('serve')
   features = np.repeat(expected['round1.pending_features'], B, axis=0)
   anchor_B = np.repeat(expected['round1.anchor_id'], B)
   keys_B = round_keys(

@@ -1,0 +1,39 @@
+"""Prints the memory that a configuration will need, before it is run."""
+
+import jax.numpy as jnp
+from ml_collections import config_flags
+from rich import console, table
+
+from experiments import common
+from spinejax.decode.loop import capacity_bucket
+from spinejax.target.loading import target_config
+from spinejax.target.memory import available_bytes, memory_table
+from spinejax.train.fit import drafter_config
+
+_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
+
+
+def main(_):
+  config = _CONFIG.value
+  cfg = target_config(config.target)
+  drafter = drafter_config(cfg, **config.drafter)
+  capacity = capacity_bucket(config.context + config.drafter.block)
+  parts = memory_table(
+    cfg, drafter, config.batch, capacity, jnp.dtype(config.dtype)
+  )
+  shown = table.Table(
+    title=f'{config.target}, batch {config.batch}, capacity {capacity}, '
+    f'{config.dtype} (modelled)'
+  )
+  shown.add_column('part')
+  shown.add_column('GiB', justify='right')
+  for name, size in parts.items():
+    shown.add_row(name, f'{size / 2**30:.3f}')
+  have = available_bytes()
+  if have is not None:
+    shown.add_row('free on this device', f'{have / 2**30:.3f}')
+  console.Console().print(shown)
+
+
+if __name__ == '__main__':
+  common.run(main)
