@@ -36,6 +36,6 @@ def get_config(variant: str = 'full'):
   # tokens must be the same to the last one, near-ties included.
   c.same_rows = False
   c.show = 1 if variant == 'demo' else 0  # answers to print of each
-  c.results = 'results'
+  c.results = 'runs' if variant == 'demo' else 'results'
   c.tensorboard = 'runs'
   return c

@@ -24,7 +24,7 @@ from spinejax.verify import audit
 
 # Plain decoding whose forward pass has as many rows as a block: it agrees with
 # a drafter to the last bit, so the comparison needs no tolerance.
-SAME_ROWS = 'plain, same rows'
+SAME_ROWS = 'plain-same-rows'
 
 
 @dataclasses.dataclass(frozen=True)
