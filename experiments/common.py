@@ -1,24 +1,96 @@
-"""What every binary shares: how it starts and how it fails."""
+"""What every binary shares: its config, how it starts and how it fails."""
 
+import os
+import pathlib
+import re
 import sys
 from collections.abc import Callable
 
-from absl import app
+import jax.numpy as jnp
+from absl import app, flags
+from ml_collections import ConfigDict, config_flags
 
 from spinejax.errors import InputError
 
+_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
+_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 
-def run(main: Callable[[list[str]], None]) -> None:
-  """`app.run`, with bad input told in one line instead of a traceback."""
+
+def run(main: Callable[[ConfigDict], None]) -> None:
+  """Runs `main(config)`; bad input is one line on stderr and exit status 2."""
 
   def guarded(argv: list[str]) -> None:
-    if len(argv) > 1:
-      print(f'error: unexpected argument {argv[1]!r}', file=sys.stderr)
-      sys.exit(2)
     try:
-      main(argv)
+      if len(argv) > 1:
+        raise InputError(f'unexpected argument {argv[1]!r}')
+      main(_config())
     except InputError as error:
-      print(f'error: {error}', file=sys.stderr)
-      sys.exit(2)
+      _fail(error)
 
-  app.run(guarded)
+  app.run(guarded, flags_parser=_parse)
+
+
+def dtype(name: str) -> jnp.dtype:
+  """The dtype of weights and activations that a config names."""
+  if name not in ('float32', 'bfloat16'):
+    raise InputError(f'dtype = {name!r}, expected float32 or bfloat16')
+  return jnp.dtype(name)
+
+
+def positive(config: ConfigDict, *fields: str) -> None:
+  """Refuses fields that are not at least 1."""
+  for field in fields:
+    if config[field] < 1:
+      raise InputError(f'{field} = {config[field]}, expected at least 1')
+
+
+def folder(path: str) -> pathlib.Path:
+  """A folder to write to, made here so that a bad path fails early."""
+  try:
+    os.makedirs(path, exist_ok=True)
+    writable = os.access(path, os.W_OK)
+  except OSError as error:
+    raise InputError(f'{path}: {error.strerror}') from None
+  if not writable:
+    raise InputError(f'{path}: not writable')
+  return pathlib.Path(path)
+
+
+def file_name(field: str, name: str) -> str:
+  """A name that files are called by."""
+  if not _NAME.fullmatch(name):
+    raise InputError(f'{field} = {name!r} is not a plain file name')
+  return name
+
+
+def _config() -> ConfigDict:
+  config = _CONFIG.value
+  if config is None:
+    raise InputError('--config is missing, expected a file of configs/')
+  try:
+    config.lock()
+  except OSError as error:  # kept by ml_collections until the first use
+    raise InputError(f'--config: {_lines(error)[-1]}') from None
+  return config
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Parses flags; what is wrong with them is told in one line too."""
+  try:
+    return flags.FLAGS(argv)
+  except AttributeError as error:
+    inner = error.args[0]  # the KeyError of ml_collections
+    field = inner.args[0] if isinstance(inner, KeyError) else inner
+    _fail(f'the config has no field {" ".join(_lines(field))}')
+  except (flags.Error, TypeError, ValueError) as error:
+    lines = _lines(error)  # between the first and the last is a traceback
+    _fail(' '.join(dict.fromkeys((lines[0], lines[-1]))))
+
+
+def _lines(text: object) -> list[str]:
+  return [line.strip() for line in str(text).splitlines() if line.strip()]
+
+
+def _fail(error: object) -> None:
+  print(f'error: {error}', file=sys.stderr)
+  sys.exit(2)

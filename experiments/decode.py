@@ -1,40 +1,67 @@
 """Decodes prompts plainly and with drafters; compares tokens and speed."""
 
-import functools
 import pathlib
 
-import jax.numpy as jnp
-from ml_collections import config_flags
 from rich import console, progress
 
 from experiments import common
 from spinejax import report
 from spinejax.decode import compare
 from spinejax.drafters.loading import load_drafter, plain_model
-from spinejax.prompts import by_name
+from spinejax.errors import InputError
+from spinejax.prompts import PromptSet, by_name
 from spinejax.target.loading import load_target
 
-_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
 
-
-def load(config):
-  """The target, and the drafters by their names in the table."""
-  target = load_target(config.target, jnp.dtype(config.dtype))
-  drafters = {'plain': plain_model()}
-  if config.same_rows:
-    drafters[compare.SAME_ROWS] = plain_model(config.block - 1)
+def settings_of(config) -> compare.Settings:
+  """The settings of decoding; refuses what can be seen before loading."""
+  common.file_name('name', config.name)
+  if config.block < 2:
+    raise InputError(f'block = {config.block}, expected at least 2')
+  if not config.drafters:
+    raise InputError('drafters is empty, expected at least one')
   for name in config.drafters:
-    model = load_drafter(name, target, block=config.block)
-    drafters[model.drafter.name] = model
-  return target, drafters
-
-
-def decode(config, target, drafters, prompts, out) -> list[dict]:
-  """Metric rows of one prompt set; shows progress, and some answers."""
-  settings = compare.Settings(
+    if name == 'plain':
+      raise InputError('drafters: plain is always run, leave it out')
+    if config.drafters.count(name) > 1:
+      raise InputError(f'drafters names {name!r} twice')
+  return compare.Settings(
     config.max_new_tokens, config.temperature, config.top_k, config.top_p,
     config.seed, config.batch,
   )  # fmt: skip
+
+
+def prompt_sets(config) -> list[PromptSet]:
+  """The prompts that the config names, sets of different names."""
+  sets = [
+    by_name(spec, config.limit or None) for spec in config.prompts.split(',')
+  ]
+  names = [p.name for p in sets]
+  for name in names:
+    if names.count(name) > 1:
+      raise InputError(f'prompts: two sets are called {name!r}')
+  return sets
+
+
+def load(config, dtype):
+  """The target, and the drafters by their names in the table."""
+  target = load_target(config.target, dtype)
+  drafters = {'plain': plain_model()}
+  if config.same_rows:
+    drafters[compare.SAME_ROWS] = plain_model(config.block - 1)
+  for source in config.drafters:
+    model = load_drafter(source, target, block=config.block)
+    name = model.drafter.name
+    if name in drafters:  # another one of the same method
+      name = f'{name}, {pathlib.Path(source).name}'
+    if name in drafters:
+      raise InputError(f'drafters: two are called {name!r}')
+    drafters[name] = model
+  return target, drafters
+
+
+def decode(config, settings, target, drafters, prompts, out) -> list[dict]:
+  """Metric rows of one prompt set; shows progress, and some answers."""
   with progress.Progress(
     console=console.Console(stderr=True), transient=True
   ) as bar:
@@ -53,26 +80,30 @@ def decode(config, target, drafters, prompts, out) -> list[dict]:
   return compare.rows(target, done, settings, prompts.name)
 
 
-def main(_):
-  config, out = _CONFIG.value, console.Console()
-  started = report.results.now()
-  find = functools.partial(by_name, limit=config.limit or None)
-  sets = [find(name) for name in config.prompts.split(',')]
-  target, drafters = load(config)
+def main(config):
+  out, started = console.Console(), report.results.now()
+  settings, sets = settings_of(config), prompt_sets(config)
+  dtype = common.dtype(config.dtype)
+  logs = common.folder(config.tensorboard) / 'decode' / config.name
+  common.folder(config.results)
+  target, drafters = load(config, dtype)
+  for prompts in sets:
+    compare.encode(target, prompts.turns, settings)  # or an error, now
   table = [
-    row for p in sets for row in decode(config, target, drafters, p, out)
+    row
+    for prompts in sets
+    for row in decode(config, settings, target, drafters, prompts, out)
   ]
   report.print_table(table, label='measured', device=report.results.device()[0])
   figure = report.figures.acceptance_by_position(
-    compare.curves(table), title=f'{target.name}, {config.prompts}',
-    label='measured',
+    compare.curves(table), label='measured',
+    title=f'{target.name}, {", ".join(prompts.name for prompts in sets)}',
   )  # fmt: skip
   result = report.results.build(
     'decode', 'measured', table, config=config.to_dict(), started=started
   )
   path = report.results.write(result, config.name, root=config.results)
   report.figures.save(figure, path.with_suffix('.png'))
-  logs = pathlib.Path(config.tensorboard) / 'decode' / config.name
   with report.Writer(logs) as writer:
     writer.config(config.to_dict())
     writer.image(0, 'acceptance_by_position', report.figures.to_image(figure))

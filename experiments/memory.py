@@ -1,7 +1,5 @@
 """Prints the memory that a configuration will need, before it is run."""
 
-import jax.numpy as jnp
-from ml_collections import config_flags
 from rich import console, table
 
 from experiments import common
@@ -10,17 +8,14 @@ from spinejax.target.loading import target_config
 from spinejax.target.memory import available_bytes, memory_table
 from spinejax.train.fit import drafter_config
 
-_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
 
-
-def main(_):
-  config = _CONFIG.value
+def main(config):
+  common.positive(config, 'batch', 'context')
+  dtype = common.dtype(config.dtype)
   cfg = target_config(config.target)
   drafter = drafter_config(cfg, **config.drafter)
   capacity = capacity_bucket(config.context + config.drafter.block)
-  parts = memory_table(
-    cfg, drafter, config.batch, capacity, jnp.dtype(config.dtype)
-  )
+  parts = memory_table(cfg, drafter, config.batch, capacity, dtype)
   shown = table.Table(
     title=f'{config.target}, batch {config.batch}, capacity {capacity}, '
     f'{config.dtype} (modelled)'

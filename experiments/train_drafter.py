@@ -1,33 +1,34 @@
 """Trains a DSpine drafter on data its target wrote."""
 
-import json
 import pathlib
 
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from ml_collections import config_flags
 
 from experiments import common
 from spinejax.drafters.bundle import write_bundle
 from spinejax.drafters.codes import codes_hash
 from spinejax.drafters.dspine import dspine
 from spinejax.drafters.loading import DraftModel
+from spinejax.errors import InputError
 from spinejax.report.tensorboard import Writer
 from spinejax.target.loading import load_target
 from spinejax.train import self_data
 from spinejax.train.fit import drafter_config, fit
 from spinejax.train.step import TrainConfig
 
-_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
 
-
-def main(_):
-  config = _CONFIG.value
-  target = load_target(config.target, jnp.dtype(config.dtype))
-  data = pathlib.Path(config.data)
+def main(config):
+  train = TrainConfig(**config.training)
+  data = self_data.load(pathlib.Path(config.data))
+  manifest = self_data.load_manifest(pathlib.Path(config.data))
+  dtype, out = common.dtype(config.dtype), common.folder(config.out)
+  target = load_target(config.target, dtype)
+  if manifest['head_hash'] != target.head_hash:
+    raise InputError(
+      f'{config.data}: written by {manifest["target"]}, not by {target.name}'
+    )
   cfg = drafter_config(target.cfg, **config.drafter)
-  out = pathlib.Path(config.out)
   with Writer(out / 'tensorboard') as writer:
 
     def log(step, scalars):
@@ -43,13 +44,12 @@ def main(_):
       )  # fmt: skip
 
     done = fit(
-      target, cfg, self_data.load(data), TrainConfig(**config.training),
-      batch=config.batch, seconds=config.seconds, log=log,
-      log_every=config.log_every,
+      target, cfg, data, train, batch=config.batch, seconds=config.seconds,
+      log=log, log_every=config.log_every,
     )  # fmt: skip
   card = {
     'target': target.name,
-    'data': json.loads(data.with_name('manifest.json').read_text()),
+    'data': manifest,
     'steps': done.steps,
     'seconds': round(done.seconds, 1),
     'training': config.to_dict(),

@@ -1,21 +1,17 @@
 """Lets a target write the data its drafter is trained on."""
 
 import json
-import pathlib
 import time
 
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from ml_collections import config_flags
 
 from experiments import common
+from spinejax.errors import InputError
 from spinejax.prompts import read_prompts
 from spinejax.report.results import atomic_write
 from spinejax.target.loading import load_target
 from spinejax.train import self_data
-
-_CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
 
 # What a sampled user turn starts with. The second is the wording in which
 # HumanEval is asked; the functions behind it are the target's inventions.
@@ -39,9 +35,38 @@ _REASON = (
 SUFFIX = {'problem': _REASON, 'like_given': _REASON}
 
 
-def main(_):
-  config = _CONFIG.value
-  target = load_target(config.target, jnp.dtype(config.dtype))
+def check(config) -> list[str]:
+  """The prompts to answer; refuses what can be seen before loading."""
+  common.positive(config, 'length', 'max_prompt', 'max_turn', 'batch')
+  # Answers of less than 8 tokens are dropped.
+  if config.length < config.max_prompt + 8:
+    raise InputError(
+      f'length = {config.length}, expected at least 8 more than max_prompt = '
+      f'{config.max_prompt}'
+    )
+  batches = dict(config.openings)
+  for kind, count in batches.items():
+    if count < 0:
+      raise InputError(f'openings.{kind} = {count}, expected at least 0')
+  if batches.get('like_given') and not config.prompts:
+    raise InputError('openings.like_given needs prompts, a file')
+  given = []
+  if config.prompts:
+    given = [turns[0] for turns in read_prompts(config.prompts).turns]
+  if not any(batches.values()) and not (given and config.answer_prompts):
+    raise InputError('openings are all 0, and there are no prompts to answer')
+  return given
+
+
+def main(config):
+  given = check(config)
+  dtype, out = common.dtype(config.dtype), common.folder(config.out)
+  target = load_target(config.target, dtype)
+  if config.length > target.cfg.max_position:
+    raise InputError(
+      f'length = {config.length} exceeds the context of '
+      f'{target.cfg.max_position} that {target.name} was trained for'
+    )
   began, parts, counts = time.time(), [], {}
 
   waiting = []  # prompts, answered in full batches: one compiled program
@@ -58,8 +83,7 @@ def main(_):
     logging.info('prompts: %s, %.0f s', counts, time.time() - began)
 
   openings = dict(OPENINGS)
-  if config.prompts:
-    given = [turns[0] for turns in read_prompts(config.prompts).turns]
+  if given:
     openings['like_given'] = [' '.join(t.split()[:5]) for t in given]
     if config.answer_prompts:
       ask('given', given)
@@ -81,7 +105,6 @@ def main(_):
     ask(kind, [t + SUFFIX.get(kind, '') for t in turns])
   ask('', [], everything=True)
   data = self_data.join(parts)
-  out = pathlib.Path(config.out)
   self_data.save(data, out / 'sequences.npz')
   manifest = {
     'target': target.name,

@@ -1,11 +1,11 @@
 """Parallel drafters for speculative decoding in JAX.
 
-  import spinejax
+import spinejax
 
-  target = spinejax.load_target('smollm2-135m')
-  draft = spinejax.load_drafter('smollm2-135m-dspine', target)
-  done = spinejax.generate(target, draft, ['What is a prime number?'])
-  print(done.completions[0].text, done.completions[0].tokens_per_round)
+target = spinejax.load_target('smollm2-135m')
+draft = spinejax.load_drafter('smollm2-135m-dspine', target)
+done = spinejax.generate(target, draft, ['What is a prime number?'])
+print(done.completions[0].text, done.completions[0].tokens_per_round)
 """
 
 from spinejax.decode.generate import Completion, Generation, generate

@@ -10,9 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from spinejax.decode.generate import Completion, encode_prompts, generate
+from spinejax.decode.generate import (
+  Completion,
+  Prompt,
+  encode_prompts,
+  generate,
+)
 from spinejax.decode.loop import capacity_bucket
 from spinejax.drafters.base import DraftModel
+from spinejax.errors import InputError
 from spinejax.report.stats import (
   acceptance,
   is_repetitive,
@@ -20,7 +26,9 @@ from spinejax.report.stats import (
   tokens_per_round,
 )
 from spinejax.target.loading import Target
+from spinejax.target.memory import check_memory
 from spinejax.verify import audit
+from spinejax.verify.sampling import Sampling
 
 # Plain decoding whose forward pass has as many rows as a block: it agrees with
 # a drafter to the last bit, so the comparison needs no tolerance.
@@ -37,6 +45,16 @@ class Settings:
   top_p: float = 1.0
   seed: int = 0
   batch: int = 1
+
+  def __post_init__(self):
+    for field in ('max_new_tokens', 'batch'):
+      if getattr(self, field) < 1:
+        raise InputError(
+          f'{field} = {getattr(self, field)}, expected at least 1'
+        )
+    if self.seed < 0:
+      raise InputError(f'seed = {self.seed}, expected at least 0')
+    Sampling.make(1, self.temperature, self.top_k, self.top_p)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +75,29 @@ class Comparison:
   warmup_s: float
 
 
+def encode(
+  target: Target, prompts: Sequence[Prompt], settings: Settings
+) -> list[list[int]]:
+  """Token ids of prompts, all of which leave room for an answer.
+
+  Raises:
+    InputError: as `generate`, but before any of the prompts is decoded.
+  """
+  ids = encode_prompts(target, prompts)
+  for i, prompt in enumerate(ids):
+    if len(prompt) + settings.max_new_tokens > target.cfg.max_position:
+      raise InputError(
+        f'prompt {i} has {len(prompt)} tokens; with {settings.max_new_tokens} '
+        f'new ones that exceeds the context of {target.cfg.max_position} that '
+        f'{target.name} was trained for'
+      )
+  return ids
+
+
 def run(
   target: Target,
   drafters: Mapping[str, DraftModel],
-  prompts: Sequence,
+  prompts: Sequence[Prompt],
   settings: Settings,
   progress: Callable[[str, float], None] = lambda name, share: None,
 ) -> Comparison:
@@ -73,14 +110,20 @@ def run(
     prompts: as for `generate`.
     progress: called with the drafter's name and the share of work done after
       each batch.
+
+  Raises:
+    InputError: as `generate`, before anything is decoded.
   """
-  ids = encode_prompts(target, prompts)
+  ids = encode(target, prompts, settings)
   widest = max(d.drafter.slots for d in drafters.values()) + 1
   capacity = capacity_bucket(
     max(map(len, ids)) + settings.max_new_tokens + widest
   )
   # The last batch is filled up, so that all have one shape.
   batch = min(settings.batch, len(ids))
+  for model in drafters.values():
+    model.check(target)
+    check_memory(target, model, batch, capacity)
   filled = ids + ids[: -len(ids) % batch]
 
   def decode(model: DraftModel, first: int, tokens: int):
@@ -181,12 +224,14 @@ def _exactness(target, done, reference: Run, one: Run) -> dict:
 
 
 def curves(table: Sequence[dict]) -> dict[str, np.ndarray]:
-  """Acceptance by position of every drafter that has one."""
+  """Acceptance by position of every drafter that has one, on every set."""
+  several = len({row['dataset'] for row in table}) > 1
   return {
-    row['drafter']: np.asarray(row['acceptance_by_position'])
+    f'{row["drafter"]}, {row["dataset"]}' if several else row['drafter']:
+    np.asarray(row['acceptance_by_position'])
     for row in table
     if 'acceptance_by_position' in row
-  }
+  }  # fmt: skip
 
 
 def summary(table: Sequence[dict]) -> str:

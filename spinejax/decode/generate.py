@@ -112,9 +112,9 @@ def generate(
   prompts: Sequence[Prompt],
   *,
   max_new_tokens: int | Sequence[int] = 256,
-  temperature: float = 0.0,
-  top_k: int = 0,
-  top_p: float = 1.0,
+  temperature: float | Sequence[float] = 0.0,
+  top_k: int | Sequence[int] = 0,
+  top_p: float | Sequence[float] = 1.0,
   seed: int = 0,
   stop_ids: Sequence[int] | None = None,
   capacity: int | None = None,
@@ -127,7 +127,8 @@ def generate(
     target, draft: what to decode with; `plain_model()` drafts nothing.
     prompts: a string (one user turn), turns, or token ids each.
     max_new_tokens: cap on the tokens of each answer, or one for each.
-    temperature, top_k, top_p: 0 is greedy; top_k 0 and top_p 1 are off.
+    temperature, top_k, top_p: one value, or one for each prompt; temperature
+      0 is greedy, top_k 0 and top_p 1 are off.
     seed: request i draws from seed + i.
     stop_ids: ids that end an answer; by default the tokenizer's.
     capacity: rows of the caches; by default the bucket that fits. Batches of

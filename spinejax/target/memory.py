@@ -39,7 +39,12 @@ def memory_table(
       + 3 * draft_cfg.width * draft_cfg.ffn
     )
     inputs = len(draft_cfg.taps) * draft_cfg.width**2
-    table['draft weights'] = (draft_cfg.layers * layer + inputs) * item
+    weights = draft_cfg.layers * layer + inputs
+    if hasattr(draft_cfg, 'rank'):  # readouts, writes; three shared matrices
+      rank, message = draft_cfg.rank, draft_cfg.message
+      weights += draft_cfg.layers * draft_cfg.width * (rank + message)
+      weights += 3 * message * rank
+    table['draft weights'] = weights * item
     table['draft KV cache'] = kv_bytes(draft_cfg, batch, capacity, dtype)
   if hasattr(draft_cfg, 'rank'):
     table['token codes'] = draft_cfg.vocab * draft_cfg.rank * item

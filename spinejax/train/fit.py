@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from spinejax.drafters.backbone import tap_ids
-from spinejax.drafters.base import TargetView
+from spinejax.drafters.base import DraftModel, TargetView
 from spinejax.drafters.codes import Basis, fit_basis, token_codes
-from spinejax.drafters.dspine import DSpineConfig, DSpineParams
+from spinejax.drafters.dspine import DSpineConfig, DSpineParams, dspine
 from spinejax.errors import InputError
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import Target
@@ -50,7 +50,15 @@ def drafter_config(
   rank: int,
   message: int,
 ) -> DSpineConfig:
-  """A DSpine whose draft layers have the target's own proportions."""
+  """A DSpine whose draft layers have the target's own proportions.
+
+  Raises:
+    InputError: a size is not positive, or does not fit the target.
+  """
+  sizes = dict(layers=layers, taps=taps, rank=rank, message=message)
+  for field, size in sizes.items():
+    if size < 1:
+      raise InputError(f'{field} = {size}, expected at least 1')
   return DSpineConfig(
     vocab=of.vocab,
     width=of.width,
@@ -71,16 +79,7 @@ def drafter_config(
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray]:
-  """Endless shuffled batches of sequence numbers.
-
-  Raises:
-    InputError: there is less than one batch.
-  """
-  if count < size:
-    raise InputError(
-      f'{count} sequences are less than one batch of {size}; write more data '
-      'or lower the batch'
-    )
+  """Endless shuffled batches of sequence numbers; at least one must fit."""
   rng = np.random.default_rng(seed)
   while True:
     order = rng.permutation(count)
@@ -106,7 +105,12 @@ def fit(
     seconds: if positive, the number of steps is chosen, after timing a few,
       so that the run takes about this long; `train.steps` is ignored.
     log: called with the step and its scalars every `log_every` steps.
+
+  Raises:
+    InputError: the drafter, the data or a setting does not fit the target or
+      each other, or there is not enough memory; before anything is computed.
   """
+  _check(target, cfg, data, train, batch, seconds, log_every)
   basis = fit_basis(target.head_VD, cfg.rank)
   codes_VR = token_codes(target.head_VD, basis)
   loss = DSpineLoss()
@@ -114,13 +118,21 @@ def fit(
   corpus = compute_corpus(target, data, cfg.taps)
   view = TargetView(target.params.embed_VD, target.params.head_VD)
 
+  # Without the fields that are scheduled: they make no other program.
+  still = TrainConfig(
+    steps=1,
+    anchors=train.anchors,
+    clip=train.clip,
+    weight_decay=train.weight_decay,
+    seed=train.seed,
+  )
+
   def run(train: TrainConfig, steps: int, report: bool):
     state = init_train_state(train, cfg, basis.axes_DR, codes_VR)
     feed = batches(len(data.length_N), batch, train.seed)
     for step in range(steps):
       state, scalars = train_step(
-        # Fields that are scheduled must not make another program.
-        dataclasses.replace(train, steps=1),
+        still,
         cfg,
         loss,
         view,
@@ -143,3 +155,35 @@ def fit(
   state = run(train, train.steps, True)
   took = time.perf_counter() - began
   return Fitted(to_params(state), basis, codes_VR, train.steps, took)
+
+
+def _check(target, cfg, data, train, batch, seconds, log_every) -> None:
+  """Refuses what `fit` could not finish."""
+  DraftModel(dspine(cfg)).check(target)
+  N, T = data.tokens_NT.shape
+  for field, value in (('batch', batch), ('log_every', log_every)):
+    if value < 1:
+      raise InputError(f'{field} = {value}, expected at least 1')
+  if seconds < 0:
+    raise InputError(f'seconds = {seconds}, expected at least 0')
+  if N < batch:
+    raise InputError(
+      f'{N} sequences are less than one batch of {batch}; write more data or '
+      'lower the batch'
+    )
+  if T > target.cfg.max_position:
+    raise InputError(
+      f'sequences of {T} tokens exceed the context of '
+      f'{target.cfg.max_position} that {target.name} was trained for'
+    )
+  if train.anchors > T:
+    raise InputError(
+      f'anchors = {train.anchors}, expected at most the {T} tokens of a '
+      'sequence'
+    )
+  largest = data.tokens_NT.max()
+  if largest >= target.cfg.vocab:
+    raise InputError(
+      f'the data has token id {largest}, {target.name} has 0..'
+      f'{target.cfg.vocab - 1}: another target wrote it'
+    )

@@ -60,16 +60,15 @@ class DSpineLoss:
   replacement_layers: int = 3
   candidate_mass: float = 1e-4
 
-  def alignment(self, step: jax.Array) -> jax.Array:
+  def alignment(self, step: int) -> float:
     """beta at an optimiser step."""
-    ramp = jnp.minimum(step / self.alignment_warmup_steps, 1.0)
-    return self.alignment_weight * ramp
+    return self.alignment_weight * min(step / self.alignment_warmup_steps, 1.0)
 
-  def replacement(self, step: jax.Array, total: int) -> jax.Array:
+  def replacement(self, step: int, total: int) -> float:
     """Probability that a block has its predecessors replaced."""
     left = self.replacement_end - step / total
     slope = self.replacement_end - self.replacement_hold
-    return self.replacement_probability * jnp.clip(left / slope, 0.0, 1.0)
+    return self.replacement_probability * min(max(left / slope, 0.0), 1.0)
 
 
 @jax.tree_util.register_dataclass

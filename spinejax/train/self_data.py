@@ -9,6 +9,7 @@ import dataclasses
 import io
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from spinejax.decode.generate import generate
 from spinejax.drafters.loading import plain_model
 from spinejax.errors import InputError
 from spinejax.report.results import atomic_write
+from spinejax.target.hf_dir import read_json
 from spinejax.target.loading import Target
 
 
@@ -117,7 +119,16 @@ def answer(
 
 
 def join(parts: Sequence[Sequences]) -> Sequences:
-  """All sequences of several, without exact repetitions."""
+  """All sequences of several, without exact repetitions.
+
+  Raises:
+    InputError: there are none.
+  """
+  if not sum(len(p.length_N) for p in parts):
+    raise InputError(
+      'no sequences: every prompt was too long, or every turn or answer was '
+      'dropped'
+    )
   tokens = np.concatenate([p.tokens_NT for p in parts])
   _, first = np.unique(tokens, axis=0, return_index=True)
   first = np.sort(first)
@@ -126,6 +137,24 @@ def join(parts: Sequence[Sequences]) -> Sequences:
     np.concatenate([p.answer_N for p in parts])[first],
     np.concatenate([p.length_N for p in parts])[first],
   )
+
+
+def manifest_path(path: pathlib.Path) -> pathlib.Path:
+  """The description beside a data file: who wrote it, and how."""
+  return path.with_name('manifest.json')
+
+
+def load_manifest(path: pathlib.Path) -> dict[str, Any]:
+  """The description of the data file `path`; has `target` and `head_hash`.
+
+  Raises:
+    InputError: it is missing or damaged.
+  """
+  manifest = read_json(manifest_path(path))
+  for field in ('target', 'head_hash'):
+    if field not in manifest:
+      raise InputError(f'{manifest_path(path)}: {field!r} is missing')
+  return manifest
 
 
 def save(data: Sequences, path: pathlib.Path) -> None:
@@ -150,8 +179,16 @@ def load(path: pathlib.Path) -> Sequences:
   """
   try:
     with np.load(path) as f:
-      return Sequences(f['tokens'].astype(np.int32), f['answer'], f['length'])
+      data = Sequences(f['tokens'].astype(np.int32), f['answer'], f['length'])
   except FileNotFoundError:
     raise InputError(f'{path}: no such file; write it first') from None
   except Exception as error:  # zipfile and numpy each raise their own
     raise InputError(f'{path}: not a data file ({error})') from None
+  N, *rest = data.tokens_NT.shape or (0,)
+  fits = N and len(rest) == 1 and data.answer_N.shape == (N,)
+  if not fits or data.length_N.shape != (N,) or data.length_N.max() > rest[0]:
+    raise InputError(
+      f'{path}: not a data file (tokens {data.tokens_NT.shape}, answer '
+      f'{data.answer_N.shape}, length {data.length_N.shape})'
+    )
+  return data

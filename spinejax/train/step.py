@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from spinejax.drafters import backbone
 from spinejax.drafters.base import TargetView
 from spinejax.drafters.dspine import DSpineConfig, DSpineParams, Injection
+from spinejax.errors import InputError
 from spinejax.train.batch import Batch, sample_anchors
 from spinejax.train.features import Corpus
 from spinejax.train.losses import DSpineLoss, dspine_loss
@@ -36,6 +39,21 @@ class TrainConfig:
   ce_end: float = 1.0
   seed: int = 0
 
+  def __post_init__(self):
+    for field in ('steps', 'anchors'):
+      if getattr(self, field) < 1:
+        raise InputError(
+          f'{field} = {getattr(self, field)}, expected at least 1'
+        )
+    for field in ('learning_rate', 'clip'):
+      if not 0 < getattr(self, field) < math.inf:
+        raise InputError(
+          f'{field} = {getattr(self, field)}, expected a positive number'
+        )
+    for field in ('ce_start', 'ce_end', 'warmup'):
+      if not 0 <= getattr(self, field) <= 1:
+        raise InputError(f'{field} = {getattr(self, field)}, expected 0..1')
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -61,19 +79,25 @@ class Schedule:
 
 def schedule(train: TrainConfig, loss: DSpineLoss, step: int) -> Schedule:
   """The scheduled values at a step: warm-up, then cosine to zero."""
+  done = step / train.steps
+  return Schedule(
+    learning_rate=float(_learning_rates(train)[step]),
+    ce_weight=train.ce_start + (train.ce_end - train.ce_start) * done,
+    alignment=float(loss.alignment(step)),
+    replacement=float(loss.replacement(step, train.steps)),
+  )
+
+
+@functools.lru_cache(maxsize=8)
+def _learning_rates(train: TrainConfig) -> np.ndarray:
+  """All at once: one by one on the device, they would wait for its steps."""
   cosine = optax.warmup_cosine_decay_schedule(
     0.0,
     train.learning_rate,
     max(1, round(train.warmup * train.steps)),
     max(2, train.steps),
   )
-  done = step / train.steps
-  return Schedule(
-    learning_rate=float(cosine(step + 1)),
-    ce_weight=train.ce_start + (train.ce_end - train.ce_start) * done,
-    alignment=float(loss.alignment(step)),
-    replacement=float(loss.replacement(step, train.steps)),
-  )
+  return np.asarray(cosine(jnp.arange(1, train.steps + 1)))
 
 
 def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
@@ -212,4 +236,4 @@ def train_step(
     k: v if k.endswith('_S') else jnp.sum(v * weights_BAS) / total
     for k, v in terms.items()
   }
-  return state, scalars | {'loss': value, 'grad_norm': optax.global_norm(grads)}
+  return state, scalars | {'loss': value, 'grad_norm': optax.tree.norm(grads)}

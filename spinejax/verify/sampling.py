@@ -2,10 +2,11 @@
 
 import dataclasses
 import enum
-import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from spinejax.axes import Keys_B, Seed_B
@@ -45,30 +46,47 @@ class Sampling:
   def make(
     cls,
     batch: int,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    temperature: float | Sequence[float] = 0.0,
+    top_k: int | Sequence[int] = 0,
+    top_p: float | Sequence[float] = 1.0,
   ) -> 'Sampling':
-    """The same settings for every request of a batch.
+    """Settings for a batch: one value for all requests, or one for each.
 
     Raises:
-      InputError: a setting is out of its range.
+      InputError: a setting is out of its range, or there are not `batch`.
     """
     # The ranges are asked for, not their complements, so that NaN fails.
-    if not 0 <= temperature < math.inf:
-      raise InputError(
-        f'temperature = {temperature}, expected a finite number, at least 0'
-      )
-    if top_k < 0:
-      raise InputError(f'top_k = {top_k}, expected at least 0 (0 keeps all)')
-    if not 0 < top_p <= 1:
-      raise InputError(f'top_p = {top_p}, expected above 0 and at most 1')
+    temperature_B = _per_request(
+      'temperature', temperature, batch, np.float32,
+      lambda x: (x >= 0) & (x < np.inf), 'a finite number, at least 0',
+    )  # fmt: skip
+    top_k_B = _per_request(
+      'top_k', top_k, batch, np.int32, lambda x: x >= 0,
+      'at least 0 (0 keeps all)',
+    )  # fmt: skip
+    top_p_B = _per_request(
+      'top_p', top_p, batch, np.float32, lambda x: (x > 0) & (x <= 1),
+      'above 0 and at most 1',
+    )  # fmt: skip
     return cls(
-      temperature_B=jnp.full((batch,), temperature, jnp.float32),
-      top_k_B=jnp.full((batch,), top_k, jnp.int32),
-      top_p_B=jnp.full((batch,), top_p, jnp.float32),
-      greedy=temperature == 0,
+      temperature_B=jnp.asarray(temperature_B),
+      top_k_B=jnp.asarray(top_k_B),
+      top_p_B=jnp.asarray(top_p_B),
+      greedy=not temperature_B.any(),
     )
+
+
+def _per_request(field, value, batch, dtype, fits, expected) -> np.ndarray:
+  """One value a request, each checked."""
+  values = np.asarray(value)
+  if values.ndim and values.shape != (batch,):
+    raise InputError(
+      f'{field} has {values.size} values, expected one or {batch}'
+    )
+  for one in values.reshape(-1):
+    if not fits(one):
+      raise InputError(f'{field} = {one}, expected {expected}')
+  return np.broadcast_to(values, (batch,)).astype(dtype)
 
 
 def round_keys(seed_B: Seed_B, position_B: jax.Array, stream: Stream) -> Keys_B:

@@ -34,6 +34,7 @@ from spinejax.target.model import (
   unembed,
 )
 from spinejax.verify.sampling import Sampling, gumbel, law
+from tests.decode.toy import random_weights
 
 V = 8
 EMITTED = 3
@@ -132,7 +133,7 @@ def _slot(form, case, logits_BV, keys_B):
 def target_params() -> TargetParams:
   """Random weights with larger logits than a fresh model gives: a law far
   from uniform."""
-  params = jax.jit(random_params, static_argnums=0)(TARGET, jax.random.key(1))
+  params = random_weights(random_params, TARGET, seed=1)
   return dataclasses.replace(params, head_VD=params.head_VD * 1.5)
 
 

@@ -1,4 +1,9 @@
-"""The target's sampling law, and the keys that randomness hangs on."""
+"""The target's sampling law, and the keys that randomness hangs on.
+
+The golden laws, and the cases of `test_chain`, were computed with z-lab/dflash
+`model.py` (commit 1012959): `_sampling_probs`, and `_rejection_sample` with
+given uniforms.
+"""
 
 import itertools
 import pathlib
@@ -161,3 +166,19 @@ def test_gumbel_noise_is_that_of_each_key():
   assert together.shape == (3, 4, 5)
   np.testing.assert_array_equal(together[1:2], gumbel(keys_B[1:2], (4, 5)))
   assert len(np.unique(together)) == together.size
+
+
+def test_make_takes_one_value_or_one_for_each_request():
+  made = Sampling.make(2, [0.0, 0.7], 5, [1.0, 0.9])
+  np.testing.assert_allclose(made.temperature_B, [0.0, 0.7])
+  np.testing.assert_array_equal(made.top_k_B, [5, 5])
+  np.testing.assert_allclose(made.top_p_B, [1.0, 0.9])
+  assert not made.greedy
+  assert Sampling.make(2, [0.0, 0.0]).greedy
+
+
+def test_make_refuses_another_number_of_values(refused):
+  with refused('top_k has 3 values, expected one or 2'):
+    Sampling.make(2, 1.0, [1, 2, 3])
+  with refused('temperature = -1.0, expected a finite number, at least 0'):
+    Sampling.make(2, [0.5, -1.0])

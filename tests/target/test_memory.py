@@ -1,0 +1,136 @@
+"""The memory table against arrays that are really there."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from spinejax.drafters import backbone
+from spinejax.drafters.base import DraftModel
+from spinejax.drafters.dspine import DSpineParams, dspine
+from spinejax.drafters.loading import ngram_model, plain_model
+from spinejax.target import memory
+from spinejax.target.config import TargetConfig
+from spinejax.target.memory import (
+  available_bytes,
+  check_memory,
+  kv_bytes,
+  memory_table,
+)
+from spinejax.target.model import init_cache, random_params
+from spinejax.train.fit import drafter_config
+from spinejax.train.step import init_injection
+
+# Qwen3-8B by eight: the same proportions, and a head of its own.
+CFG = TargetConfig(
+  'qwen3', vocab=18992, width=512, layers=36, heads=32, kv_heads=8,
+  head_dim=16, ffn=1536, qk_norm=True, max_position=40960,
+)  # fmt: skip
+DRAFT = drafter_config(
+  CFG, layers=5, block=16, mask_id=0, taps=5, rank=128, message=64
+)
+BATCH, CAPACITY = 3, 256
+
+
+def bytes_of(make) -> int:
+  """Bytes of the arrays that a function would return; none is allocated."""
+  leaves = jax.tree.leaves(jax.eval_shape(make))
+  return sum(x.size * x.dtype.itemsize for x in leaves)
+
+
+def spine_params():
+  key = jax.random.key(0)
+  axes_DR = jnp.zeros((DRAFT.width, DRAFT.rank))
+  return DSpineParams(
+    backbone.random_backbone(DRAFT, key),
+    init_injection(DRAFT, key, axes_DR),
+    jnp.zeros((DRAFT.vocab, DRAFT.rank)),
+  )
+
+
+def bfloat16(make):
+  return lambda: jax.tree.map(lambda x: x.astype(jnp.bfloat16), make())
+
+
+@pytest.mark.parametrize('dtype', ('float32', 'bfloat16'))
+def test_target(dtype):
+  table = memory_table(CFG, None, BATCH, CAPACITY, dtype)
+  weights = bytes_of(lambda: random_params(CFG, jax.random.key(0), dtype))
+  assert table['target weights'] == pytest.approx(weights, rel=0.01)
+  cache = init_cache(CFG, BATCH, CAPACITY, dtype)
+  rows = sum(x.nbytes for x in (*cache.k, *cache.v))
+  assert table['target KV cache'] == rows
+  assert table['logits'] == BATCH * CFG.vocab * 4
+  assert table['total'] == sum(v for k, v in table.items() if k != 'total')
+
+
+def test_a_tied_head_counts_once():
+  tied = dataclasses.replace(CFG, tied=True)
+  params = jax.eval_shape(lambda: random_params(tied, jax.random.key(0)))
+  weights = bytes_of(lambda: params) - params.embed_VD.size * 4
+  table = memory_table(tied, None, 1, 128, 'float32')
+  assert table['target weights'] == pytest.approx(weights, rel=0.01)
+
+
+@pytest.mark.parametrize('dtype', ('float32', 'bfloat16'))
+def test_drafter(dtype):
+  cast = bfloat16 if dtype == 'bfloat16' else lambda make: make
+  codes = bytes_of(cast(lambda: spine_params().codes_VR))
+  everything = bytes_of(cast(spine_params))
+  table = memory_table(CFG, DRAFT, BATCH, CAPACITY, dtype)
+  assert table['token codes'] == codes
+  assert table['draft weights'] == pytest.approx(everything - codes, rel=0.01)
+  cache = backbone.draft_cache(DRAFT, BATCH, CAPACITY, jnp.dtype(dtype))
+  rows = sum(x.nbytes for x in (*cache.k, *cache.v))
+  assert table['draft KV cache'] == rows
+  assert table['logits'] == BATCH * DRAFT.block * CFG.vocab * 4
+  assert table['total'] == sum(v for k, v in table.items() if k != 'total')
+
+
+def test_drafter_without_injection():
+  shape = {f.name for f in dataclasses.fields(backbone.BackboneConfig)}
+  flash = backbone.BackboneConfig(**{k: getattr(DRAFT, k) for k in shape})
+  table = memory_table(CFG, flash, BATCH, CAPACITY, 'float32')
+  weights = bytes_of(lambda: backbone.random_backbone(flash, jax.random.key(0)))
+  assert table['draft weights'] == pytest.approx(weights, rel=0.01)
+  assert 'token codes' not in table
+
+
+@pytest.mark.parametrize('draft', (plain_model(), ngram_model(slots=7)))
+def test_drafters_without_weights(draft):
+  table = memory_table(CFG, draft.drafter.cfg, BATCH, CAPACITY, 'float32')
+  assert not [k for k in table if 'draft' in k or 'codes' in k]
+  assert table['logits'] == BATCH * (draft.drafter.slots + 1) * CFG.vocab * 4
+
+
+def test_available_bytes_is_positive():
+  assert available_bytes() > 2**20
+
+
+def fake_target():
+  """What `check_memory` reads of a target."""
+  params = types.SimpleNamespace(embed_VD=jnp.zeros((1, 1), jnp.bfloat16))
+  return types.SimpleNamespace(cfg=CFG, params=params)
+
+
+def test_check_memory_says_how_much_is_needed(monkeypatch, refused):
+  draft, capacity = DraftModel(dspine(DRAFT)), 40960
+  need = (
+    kv_bytes(CFG, 64, capacity, jnp.bfloat16)
+    + kv_bytes(DRAFT, 64, capacity, jnp.bfloat16)
+    + 64 * DRAFT.block * CFG.vocab * 4
+  )
+  monkeypatch.setattr(memory, 'available_bytes', lambda: 3 * 2**30)
+  with refused(
+    f'batch 64 at capacity {capacity} needs {need / 2**30:.1f} GiB for caches '
+    'and logits; 3.0 GiB are free'
+  ):
+    check_memory(fake_target(), draft, 64, capacity)
+  for enough in (need, None):  # None: it cannot be told
+    monkeypatch.setattr(memory, 'available_bytes', lambda have=enough: have)
+    check_memory(fake_target(), draft, 64, capacity)
+  monkeypatch.setattr(memory, 'available_bytes', lambda: need - 1)
+  with refused('batch 64 at capacity ...'):
+    check_memory(fake_target(), draft, 64, capacity)

@@ -1,0 +1,274 @@
+"""The training objectives against the published reference, term by term."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spinejax.drafters.base import DraftModel, TargetView
+from spinejax.drafters.checkpoint import model_tensors
+from spinejax.drafters.dflash import dflash
+from spinejax.drafters.dspine import dspine
+from spinejax.train import losses
+from spinejax.train.batch import Batch
+from spinejax.train.losses import (
+  DFlashLoss,
+  DSpineLoss,
+  dflash_loss,
+  dspine_loss,
+  vocab_terms,
+)
+from tests.drafters.runs import Run, load_run, quick_jit
+
+SPINES = ('dspine-b6', 'dspine-separate-codes')
+RTOL = 1e-5
+
+
+def inputs(run: Run) -> tuple[TargetView, Batch]:
+  """The target's tables and the recorded batch; DFlash has no teacher."""
+  want = run.recorded('train')
+  no_teacher = np.zeros((*want['input_ids'].shape, run.cfg.width), np.float32)
+  batch = Batch(
+    tokens_BT=want['input_ids'],
+    loss_mask_BT=want['loss_mask'],
+    features_BTP=want['context_features'],
+    teacher_BTD=want.get('teacher_hidden', no_teacher),
+    anchors_BA=want['anchors'],
+    keep_BA=want['block_keep'] > 0,
+  )
+  return TargetView(run.embed_VD, run.head_VD), jax.tree.map(jnp.asarray, batch)
+
+
+@quick_jit
+def flash_loss(of, params, view, batch):
+  """((value, terms), gradients) of a static (config, loss)."""
+  return jax.value_and_grad(
+    lambda params: dflash_loss(*of, params, view, batch), has_aux=True
+  )(params)
+
+
+@quick_jit
+def flash_value(of, params, view, batch):
+  return dflash_loss(*of, params, view, batch)[0]
+
+
+def spine_loss(of, params, view, batch, beta, replace_BA=None):
+  """((value, terms), gradients) of a static (config, loss)."""
+  if replace_BA is None:
+    replace_BA = np.zeros(batch.keep_BA.shape, bool)
+  params = jax.tree.map(jnp.asarray, params)
+  return _spine_loss(of, params, view, batch, beta, jnp.asarray(replace_BA))
+
+
+@quick_jit
+def _spine_loss(of, params, view, batch, beta, replace_BA):
+  cfg, loss = of
+  return jax.value_and_grad(
+    lambda params: dspine_loss(
+      cfg, loss, params, view, batch, beta, loss.ce_weight, replace_BA
+    ),
+    has_aux=True,
+  )(params)
+
+
+def assert_close(found, want, name=''):
+  np.testing.assert_allclose(found, want, RTOL, 1e-5, err_msg=name)
+
+
+def assert_gradients(found: dict, want: dict, prefix: str):
+  """All gradients by their norms, and as a whole where recorded."""
+  norms = {k.removeprefix(prefix): v for k, v in want.items() if prefix in k}
+  assert set(norms) == set(found)
+  for name, x in found.items():
+    np.testing.assert_allclose(
+      np.linalg.norm(x), norms[name], 1e-4, 1e-6, err_msg=name
+    )
+  for name in set(found) & set(want):
+    np.testing.assert_allclose(
+      found[name], want[name], 1e-4, 1e-6, err_msg=name
+    )
+
+
+def test_dflash():
+  run = load_run('dflash-b6')
+  want, given = run.recorded('train'), inputs(run)
+  gamma = float(want['decay_gamma'])
+  of = (run.cfg, DFlashLoss(gamma))
+  (value, terms), grads = flash_loss(of, run.params, *given)
+  np.testing.assert_allclose(value, want['loss'], RTOL)
+  kept = want['block_keep'] > 0
+  assert_close(terms['ce'][kept], want['token_ce'][kept][:, 1:])
+  mask_BAS = want['supervised_weight'][..., 1:]
+  # Each slot stands for itself: after an unsupervised one others follow.
+  assert (np.diff(mask_BAS, axis=-1) > 0).any()
+  decay_S = np.exp(-np.arange(run.cfg.slots) / gamma)
+  assert_close(terms['weights'], mask_BAS * decay_S)
+  assert_close(np.sum(terms['weights']), want['loss_denominator'])
+  # The reference pools the slots.
+  seen_S = mask_BAS.sum((0, 1))
+  pooled = np.sum(terms['accuracy_S'] * seen_S) / seen_S.sum()
+  assert_close(pooled, want['accuracy'])
+  flat = (run.cfg, DFlashLoss(gamma=None))
+  value = flash_value(flat, run.params, *given)
+  np.testing.assert_allclose(value, want['loss_without_decay'], RTOL)
+  found = model_tensors(DraftModel(dflash(run.cfg), grads))
+  assert_gradients(found, want, 'grad_norm.')
+
+
+@pytest.mark.parametrize('name', SPINES)
+def test_dspine_terms(name):
+  run = load_run(name)
+  want, given, loss = run.recorded('train'), inputs(run), DSpineLoss()
+  for i, step in enumerate(want['steps']):
+    beta = loss.alignment(step)
+    np.testing.assert_allclose(beta, want['beta'][i], RTOL)
+    (value, terms), _ = spine_loss((run.cfg, loss), run.params, *given, beta)
+    np.testing.assert_allclose(value, want['loss'][i], RTOL)
+  assert_close(terms['weights'], want['weights'])
+  assert_close(np.sum(terms['weights']), want['weight_sum'])
+  kept = want['block_keep'] > 0
+  for key in ('ce', 'l1', 'refinement', 'alignment'):
+    assert_close(terms[key][kept], want[f'token_{key}'][kept], key)
+    total = np.sum(terms[key] * terms['weights'])
+    np.testing.assert_allclose(total, want[f'{key}_sum'], RTOL, err_msg=key)
+
+
+@pytest.mark.parametrize('name', SPINES)
+def test_dspine_accuracies(name):
+  run = load_run(name)
+  want = run.recorded('train')
+  of = (run.cfg, DSpineLoss())
+  (_, terms), _ = spine_loss(of, run.params, *inputs(run), jnp.float32(0.5))
+  refined = want['refined_scores_gold'].argmax(-1)[..., None]
+  best = {
+    'accuracy_S': want['base_logits'][:, :, 1:].argmax(-1),
+    'refined_accuracy_S': np.take_along_axis(want['candidates'], refined, -1)[
+      ..., 0
+    ],
+  }
+  seen = want['supervised'] > 0
+  for key, tokens_BAS in best.items():
+    right = (tokens_BAS == want['labels'][..., 1:]) & seen
+    seen_S = np.maximum(seen.sum((0, 1)), 1)
+    assert_close(terms[key], right.sum((0, 1)) / seen_S, key)
+
+
+def test_dspine_gradients():
+  run, loss = load_run('dspine-b6'), DSpineLoss()
+  want = run.recorded('grads')
+  beta = loss.alignment(want['step'])
+  _, grads = spine_loss((run.cfg, loss), run.params, *inputs(run), beta)
+  found = model_tensors(DraftModel(dspine(run.cfg), grads))
+  del found['transfer_codes']  # fixed, whatever their gradient
+  assert_gradients(found, want, 'norm_of.')
+
+
+@pytest.mark.parametrize('name', SPINES)
+def test_replaced_blocks(name):
+  run = load_run(name)
+  want, given, loss = run.recorded('train'), inputs(run), DSpineLoss()
+  kept = want['block_keep'] > 0
+  replaced = want['replace_mask'][kept] > 0
+  assert replaced.any() and not replaced.all()
+  label_BAS = want['labels'][..., 1:]
+  of, beta = (run.cfg, loss), jnp.float32(0.5)
+  (_, plain), _ = spine_loss(of, run.params, *given, beta)
+  replace_BA = want['replace_mask'] > 0
+  (_, terms), _ = spine_loss(of, run.params, *given, beta, replace_BA)
+  # What is recorded are states; from them the terms that depend on them.
+  logits = want['replaced_hidden_states'][:, :, 1:] @ np.asarray(run.head_VD).T
+  log_q = np.asarray(jax.nn.log_softmax(logits))
+  ce = -np.take_along_axis(log_q, label_BAS[..., None], -1)[..., 0]
+  np.testing.assert_allclose(terms['ce'][kept], ce[kept], RTOL, 1e-4)
+  feature = want['replaced_layer_features'][..., 1:, :]
+  feature = feature / np.linalg.norm(feature, axis=-1, keepdims=True)
+  cosine = (feature * np.asarray(run.params.codes_VR)[label_BAS]).sum(-1)
+  align = (1 - cosine).sum(0)
+  np.testing.assert_allclose(terms['alignment'][kept], align[kept], RTOL, 1e-4)
+  moved = np.abs(terms['ce'] - plain['ce'])[kept].max(-1)
+  np.testing.assert_array_equal(moved > 1e-3, replaced)
+
+
+@pytest.mark.parametrize('name', SPINES)
+def test_replacement_schedule(name):
+  want, loss = load_run(name).recorded('train'), DSpineLoss()
+  total = int(want['schedule_total'])
+  found = [loss.replacement(step, total) for step in want['schedule_steps']]
+  assert_close(found, want['schedule_replacement_probability'])
+
+
+def test_padding_anchors_give_neither_loss_nor_gradient():
+  run = load_run('dspine-b6')
+  view, batch = inputs(run)
+
+  def of_anchors(anchors_BA, keep_BA=batch.keep_BA):
+    moved = dataclasses.replace(
+      batch, anchors_BA=jnp.asarray(anchors_BA), keep_BA=jnp.asarray(keep_BA)
+    )
+    of = (run.cfg, DSpineLoss())
+    (value, _), grads = spine_loss(
+      of, run.params, view, moved, jnp.float32(0.5)
+    )
+    return value, grads
+
+  assert not batch.keep_BA.all()
+  value, grads = of_anchors(batch.anchors_BA)
+  moved_BA = np.where(batch.keep_BA, batch.anchors_BA, 7)
+  assert (moved_BA != batch.anchors_BA).any()
+  value_moved, grads_moved = of_anchors(moved_BA)
+  assert value == value_moved
+  jax.tree.map(np.testing.assert_array_equal, grads, grads_moved)
+  # Nothing but padding: no division by zero.
+  value, grads = of_anchors(moved_BA, np.zeros_like(batch.keep_BA))
+  assert value == 0
+  assert not any(np.any(x) for x in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize('rows', (3, 8, 10))
+def test_chunks_of_the_vocabulary_terms(monkeypatch, rows):
+  """Chunks of 4 rows, the last one padded, against all rows at once."""
+  cfg = load_run('dspine-b6').cfg
+  rng = np.random.default_rng(rows)
+  head_VD, hidden, teacher = (
+    jnp.asarray(rng.normal(size=(n, cfg.width)), jnp.float32)
+    for n in (cfg.vocab, rows, rows)
+  )
+  label = jnp.asarray(rng.integers(0, cfg.vocab, rows))
+  weight = jnp.asarray(rng.normal(size=(2, rows)), jnp.float32)
+
+  def compute():
+    def value(head_VD, hidden):
+      out = vocab_terms(cfg, head_VD, hidden, teacher, label, 3)
+      return jnp.sum(weight[0] * out.ce + weight[1] * out.l1), out
+
+    both = jax.value_and_grad(value, (0, 1), has_aux=True)
+    # A function of its own each time: the chunk is no argument.
+    return jax.device_get(
+      quick_jit(lambda _, *x: both(*x))((), head_VD, hidden)
+    )
+
+  whole = compute()
+  monkeypatch.setattr(losses, '_ROWS_PER_CHUNK', 4)
+  parts = compute()
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5),
+               parts, whole)  # fmt: skip
+  terms = parts[0][1]
+  assert terms.ce.shape == (rows,) and terms.candidates.shape == (rows, 3)
+  # And directly, in float64.
+  logits, wanted = (
+    np.asarray(x, np.float64) @ np.asarray(head_VD, np.float64).T
+    for x in (hidden, teacher)
+  )
+  q, p = (np.exp(x - x.max(-1, keepdims=True)) for x in (logits, wanted))
+  q, p = (x / x.sum(-1, keepdims=True) for x in (q, p))
+  at = np.arange(rows)
+  np.testing.assert_allclose(terms.ce, -np.log(q[at, label]), 1e-4)
+  np.testing.assert_allclose(terms.l1, np.abs(q - p).sum(-1), 1e-4)
+  best = np.argsort(-q)[:, :3]
+  np.testing.assert_array_equal(np.sort(terms.candidates), np.sort(best))
+  np.testing.assert_array_equal(terms.correct, best[:, 0] == label)
+  np.testing.assert_allclose(
+    terms.teacher, np.take_along_axis(p, terms.candidates, -1), 1e-3, 1e-7
+  )
