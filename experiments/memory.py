@@ -1,5 +1,6 @@
 """Prints the memory that a configuration will need, before it is run."""
 
+import jax
 from rich import console, table
 
 from experiments import common
@@ -25,9 +26,14 @@ def main(config):
   for name, size in parts.items():
     shown.add_row(name, f'{size / 2**30:.3f}')
   have = available_bytes()
+  out = console.Console()
+  out.print(shown)
   if have is not None:
-    shown.add_row('free on this device', f'{have / 2**30:.3f}')
-  console.Console().print(shown)
+    verdict = 'fits' if parts['total'] <= have else 'does not fit'
+    out.print(
+      f'{verdict}: {have / 2**30:.1f} GiB are free on '
+      f'{jax.local_devices()[0].device_kind}', highlight=False,
+    )  # fmt: skip
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ from spinejax.errors import InputError
 from spinejax.report.tensorboard import Writer
 from spinejax.target.loading import load_target
 from spinejax.train import self_data
-from spinejax.train.fit import drafter_config, fit
+from spinejax.train.fit import check, drafter_config, fit
 from spinejax.train.step import TrainConfig
 
 
@@ -29,6 +29,9 @@ def main(config):
       f'{config.data}: written by {manifest["target"]}, not by {target.name}'
     )
   cfg = drafter_config(target.cfg, **config.drafter)
+  of = (target, cfg, data, train)
+  how = {x: config[x] for x in ('batch', 'seconds', 'log_every')}
+  check(*of, **how)
   with Writer(out / 'tensorboard') as writer:
 
     def log(step, scalars):
@@ -43,10 +46,7 @@ def main(config):
         np.round(scalars['refined_accuracy_S'][:4], 3),
       )  # fmt: skip
 
-    done = fit(
-      target, cfg, data, train, batch=config.batch, seconds=config.seconds,
-      log=log, log_every=config.log_every,
-    )  # fmt: skip
+    done = fit(*of, **how, log=log)
   card = {
     'target': target.name,
     'data': manifest,

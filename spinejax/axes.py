@@ -2,7 +2,7 @@
 
 Every array name ends in its axes: `logits_BKV` is [batch, block row, vocab].
 
-  A  anchors of a training sequence    N  candidates of one proposal
+  A  anchors of a training sequence      N  candidates of one proposal
   B  batch (requests)                    P  tapped features, taps x D
   C  width of one attention head         Q  query rows of a forward pass
   D  model width                         R  transfer rank
@@ -12,8 +12,8 @@ Every array name ends in its axes: `logits_BKV` is [batch, block row, vocab].
   H  query heads                         X  query heads joined, H x C
   J  rows of one group: its query heads, then its key, then its value
   K  rows of a block: the anchor, then S proposals
-  L  layers
-  M  message width
+  L  layers                              U  query heads of a group, H / G
+  M  message width                       1  an axis of length one
 """
 
 from jaxtyping import Array, Float, Int, Key, UInt

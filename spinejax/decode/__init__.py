@@ -4,10 +4,10 @@ from spinejax.decode.generate import (
   Completion,
   Generation,
   collect,
-  encode_prompts,
   start,
 )
 from spinejax.decode.loop import capacity_bucket, prefill_chunk, run_rounds
+from spinejax.decode.request import encode_prompts
 from spinejax.decode.round import Params, Round, commit, prefill, step
 from spinejax.decode.state import DecodeState, init_state
 

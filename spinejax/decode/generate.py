@@ -14,6 +14,12 @@ from spinejax.decode.loop import (
   prefill_chunk,
   run_rounds,
 )
+from spinejax.decode.request import (
+  Prompt,
+  check_ids,
+  encode_prompts,
+  whole,
+)
 from spinejax.decode.round import Params
 from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import DraftModel
@@ -22,7 +28,6 @@ from spinejax.target.loading import Target
 from spinejax.target.memory import check_memory
 from spinejax.verify.sampling import Sampling
 
-Prompt = str | Sequence[str] | Sequence[int]
 _UNTIL_DONE = np.iinfo(np.int32).max
 _SEEDS = 2**32
 
@@ -55,55 +60,14 @@ class Completion:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """Answers to a batch, and the wall time it took, in seconds."""
+  """Answers to a batch, and the wall time it took, in seconds.
+
+  The first call for a shape includes compilation.
+  """
 
   completions: list[Completion]
   prefill_s: float
   decode_s: float
-
-
-def encode_prompts(
-  target: Target, prompts: Sequence[Prompt]
-) -> list[list[int]]:
-  """Token ids of each prompt: a user turn, several turns, or ids as given.
-
-  Raises:
-    InputError: a prompt is empty or of another kind, or an id is outside the
-      vocabulary.
-  """
-  if isinstance(prompts, str):
-    raise InputError(f'prompts = {prompts!r} is one string, expected a list')
-  if not len(prompts):
-    raise InputError('prompts is empty, expected at least one')
-  return [_encode(target, i, prompt) for i, prompt in enumerate(prompts)]
-
-
-def _encode(target: Target, i: int, prompt: Prompt) -> list[int]:
-  """Token ids of prompt number i."""
-  if isinstance(prompt, str):
-    prompt = [prompt]
-  elif not isinstance(prompt, Sequence | np.ndarray):
-    raise InputError(
-      f'prompt {i} is {prompt!r}, expected a string, strings or token ids'
-    )
-  if not len(prompt):
-    raise InputError(f'prompt {i} is empty')
-  if all(isinstance(turn, str) for turn in prompt):
-    if not prompt[-1].strip():
-      raise InputError(f'prompt {i} is empty')
-    return target.tokenizer.encode_chat(prompt)
-  _check_ids(target, f'prompt {i}', prompt)
-  return [int(t) for t in prompt]
-
-
-def _check_ids(target: Target, field: str, ids: Sequence[int]) -> None:
-  """Refuses what is not a token id of the target."""
-  for t in ids:
-    known = isinstance(t, int | np.integer) and 0 <= t < target.cfg.vocab
-    if not known:
-      raise InputError(
-        f'{field} has token id {t!r}, expected 0..{target.cfg.vocab - 1}'
-      )
 
 
 def generate(
@@ -124,8 +88,10 @@ def generate(
   """Decodes a batch; the output law is the target's, whatever the drafter.
 
   Args:
-    target, draft: what to decode with; `plain_model()` drafts nothing.
-    prompts: a string (one user turn), turns, or token ids each.
+    target, draft: what to decode with; `load_drafter('plain', target)` drafts
+      nothing.
+    prompts: each a string (one user turn), a list of strings (user and
+      assistant turns in order, ending with the user's), or token ids.
     max_new_tokens: cap on the tokens of each answer, or one for each.
     temperature, top_k, top_p: one value, or one for each prompt; temperature
       0 is greedy, top_k 0 and top_p 1 are off.
@@ -133,16 +99,22 @@ def generate(
     stop_ids: ids that end an answer; by default the tokenizer's.
     capacity: rows of the caches; by default the bucket that fits. Batches of
       one capacity share their compiled programs.
-    stream: called with the new tokens of every request, every
-      `stream_rounds` rounds, while decoding goes on.
+    stream: called every `stream_rounds` rounds, while decoding goes on, with
+      the new token ids of every request (`target.tokenizer.decode` makes text
+      of them); empty for those that have ended.
 
   Raises:
     InputError: a prompt is empty or too long, a setting is out of its range,
       the drafter was made for another target, or the caches do not fit.
   """
+  if not isinstance(draft, DraftModel):
+    raise InputError(
+      f'draft = {draft!r}, expected a DraftModel; load_drafter makes one'
+    )
   draft.check(target)
-  if stream_rounds < 1:
-    raise InputError(f'stream_rounds = {stream_rounds}, expected at least 1')
+  whole('stream_rounds', stream_rounds, 1, _UNTIL_DONE)
+  if stream is not None and not callable(stream):
+    raise InputError(f'stream = {stream!r}, expected a function')
   ids = encode_prompts(target, prompts)
   sampling = Sampling.make(len(ids), temperature, top_k, top_p)
   state = start(target, draft, ids, max_new_tokens, seed, stop_ids, capacity)
@@ -188,21 +160,14 @@ def start(
   capacity: int | None = None,
 ) -> DecodeState:
   """The state of a batch before prefill; see `generate`."""
-  if np.ndim(max_new_tokens) and len(max_new_tokens) != len(ids):
-    raise InputError(
-      f'max_new_tokens names {len(max_new_tokens)} caps, expected one for '
-      f'each of {len(ids)} prompts'
-    )
-  if np.min(max_new_tokens) < 1:
-    raise InputError(f'max_new_tokens = {max_new_tokens}, expected at least 1')
-  if not 0 <= seed <= _SEEDS - len(ids):
-    raise InputError(f'seed = {seed}, expected 0..{_SEEDS - len(ids)}')
+  new = _caps(target, ids, max_new_tokens)
+  whole('seed', seed, 0, _SEEDS - len(ids))
   if stop_ids is None:
     stop_ids = target.tokenizer.stop_ids
-  _check_ids(target, 'stop_ids', stop_ids)
+  check_ids(target, 'stop_ids', stop_ids)
   lengths = np.array([len(i) for i in ids], np.int32)
   # A round writes K rows before it knows how many stay.
-  caps = (lengths + np.asarray(max_new_tokens)).astype(np.int32)
+  caps = lengths + np.array(new, np.int32)
   worst, longest = int(caps.argmax()), int(caps.max())
   need = longest + draft.drafter.slots + 1
   if longest > target.cfg.max_position:
@@ -213,6 +178,7 @@ def start(
     )
   if capacity is None:
     capacity = capacity_bucket(need)
+  whole('capacity', capacity, 1, _UNTIL_DONE)
   if need > capacity:
     raise InputError(
       f'capacity = {capacity} is too small: prompt {worst} needs {need} rows'
@@ -231,6 +197,19 @@ def start(
     jnp.asarray(list(stop_ids), jnp.int32),
     target.params.embed_VD.dtype,
   )
+
+
+def _caps(target: Target, ids, max_new_tokens) -> list[int]:
+  """New tokens allowed to each request."""
+  if np.ndim(max_new_tokens) == 0 or isinstance(max_new_tokens, str):
+    max_new_tokens = [max_new_tokens] * len(ids)
+  if len(max_new_tokens) != len(ids):
+    raise InputError(
+      f'max_new_tokens names {len(max_new_tokens)} caps, expected one for '
+      f'each of {len(ids)} prompts'
+    )
+  most = target.cfg.max_position
+  return [whole('max_new_tokens', n, 1, most) for n in max_new_tokens]
 
 
 def collect(target: Target, state: DecodeState) -> list[Completion]:

@@ -76,8 +76,8 @@ def step(
 
   Args:
     limit_B: proposals to verify, 0..S, at most; those beyond are dropped. It
-      must not depend on the tokens proposed in this round (spec of DSpark,
-      arXiv 2607.05147, appendix A), or the output law changes.
+      must not depend on the tokens proposed in this round, or the output law
+      changes (arXiv 2607.05147, appendix A).
   """
   draft_cache = drafter.extend(
     drafter.cfg,
@@ -102,10 +102,10 @@ def step(
     proposal = dataclasses.replace(
       proposal, tokens_BS=jnp.where(beyond_BS, -1, proposal.tokens_BS)
     )
-  rows_BK = jnp.concatenate(
+  block_BK = jnp.concatenate(
     [state.anchor_B[:, None], proposal.tokens_BS], axis=1
   )
-  out = forward(cfg, params.target, rows_BK, state.target_cache, drafter.taps)
+  out = forward(cfg, params.target, block_BK, state.target_cache, drafter.taps)
   logits_BKV = unembed(out.hidden_BQD, params.target.head_VD)
   verdict = verify(logits_BKV, proposal, sampling, state.seed_B, position_B)
   state = commit(
@@ -139,7 +139,7 @@ def commit(
   count_B = jnp.where(state.done_B, 0, count_B)
   kept_BK = at_BK < count_B[:, None]
   T = state.tokens_BT.shape[1]
-  target_BK = jnp.where(kept_BK, state.length_B[:, None] + at_BK, T)
+  write_at_BK = jnp.where(kept_BK, state.length_B[:, None] + at_BK, T)
   rows_B1 = jnp.arange(B)[:, None]
   last_B1 = jnp.maximum(count_B - 1, 0)[:, None]
   last_B = jnp.take_along_axis(run_BK, last_B1, axis=1)[:, 0]
@@ -147,7 +147,7 @@ def commit(
   length_B = state.length_B + count_B
   return dataclasses.replace(
     state,
-    tokens_BT=state.tokens_BT.at[rows_B1, target_BK].set(run_BK, mode='drop'),
+    tokens_BT=state.tokens_BT.at[rows_B1, write_at_BK].set(run_BK, mode='drop'),
     length_B=length_B,
     done_B=state.done_B | stopped_B | (length_B >= state.cap_B),
     anchor_B=jnp.where(count_B > 0, last_B, state.anchor_B),

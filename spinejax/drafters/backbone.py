@@ -259,26 +259,26 @@ def _visible(cfg, index, position_BAK, place, T):
 def _attend(q, k, v, context, seen_BAKT, seen_KK):
   """Attention over context and block without copying the context.
 
-  q [B, A, K, G, N, C], k and v [B, A, K, G, C] -> [B, A, K, H * C]. The two
+  q [B, A, K, G, U, C], k and v [B, A, K, G, C] -> [B, A, K, H * C]. The two
   parts share one softmax.
   """
-  B, A, K, G, N, C = q.shape
+  B, A, K, G, U, C = q.shape
   k_BGTC, v_BGTC = context
   scale = C**-0.5
-  q_BGANKC = q.transpose(0, 3, 1, 4, 2, 5)
+  q_BGAUKC = q.transpose(0, 3, 1, 4, 2, 5)
   over = nn.einsum(
     'bgqc,bgtc->bgqt',
-    q_BGANKC.reshape(B, G, A * N * K, C),
+    q_BGAUKC.reshape(B, G, A * U * K, C),
     k_BGTC,
     dtype=jnp.float32,
-  ).reshape(B, G, A, N, K, -1)
+  ).reshape(B, G, A, U, K, -1)
   k_BGAKC, v_BGAKC = (x.transpose(0, 3, 1, 2, 4) for x in (k, v))
   own = nn.einsum(
     'bgaqc,bgalc->bgaql',
-    q_BGANKC.reshape(B, G, A, N * K, C),
+    q_BGAUKC.reshape(B, G, A, U * K, C),
     k_BGAKC,
     dtype=jnp.float32,
-  ).reshape(B, G, A, N, K, K)
+  ).reshape(B, G, A, U, K, K)
   scores = jnp.concatenate([over, own], axis=-1) * scale
   seen = jnp.concatenate(
     [seen_BAKT, jnp.broadcast_to(seen_KK, (B, A, K, K))], axis=-1
@@ -287,14 +287,14 @@ def _attend(q, k, v, context, seen_BAKT, seen_KK):
   T = k_BGTC.shape[2]
   mixed = nn.einsum(
     'bgqt,bgtc->bgqc',
-    weights[..., :T].reshape(B, G, A * N * K, T),
+    weights[..., :T].reshape(B, G, A * U * K, T),
     v_BGTC,
-  ).reshape(B, G, A, N, K, C)
+  ).reshape(B, G, A, U, K, C)
   mixed = mixed + nn.einsum(
     'bgaql,bgalc->bgaqc',
-    weights[..., T:].reshape(B, G, A, N * K, K),
+    weights[..., T:].reshape(B, G, A, U * K, K),
     v_BGAKC,
-  ).reshape(B, G, A, N, K, C)
+  ).reshape(B, G, A, U, K, C)
   return mixed.transpose(0, 2, 4, 1, 3, 5).reshape(B, A, K, -1)
 
 

@@ -59,7 +59,7 @@ class Proposal:
 
   Attributes:
     tokens_BS: int32; -1 is "no proposal" and ends the run.
-    law: the law the tokens were really drawn from; the verifier divides by it.
+    law: the law the tokens were really drawn from; exactness rests on it.
     confidence_BS: estimated acceptance of each slot; ones if there is none.
   """
 

@@ -1,8 +1,10 @@
 """DSpine: adjacent causal injection through the depth of a block drafter.
 
 After every layer each slot receives a gated message made from its left
-neighbour's feature; at selection the last injection is run again with the
-code of the token really chosen. Letters as in the paper (arXiv 2609.36173)
+neighbour's feature. At selection the last injection is made again with the
+exact code of the predecessor token: for every pair of candidates of adjacent
+slots at once (the transition table), through which a walk then chooses.
+Letters as in the paper (arXiv 2609.36173)
 and sgl-project/SpecForge `specforge/modeling/draft/dspine.py`:
 
   f_j = sqrt(r) normalise(W_R h_j)        feature of slot j
@@ -19,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from spinejax.drafters import backbone
 from spinejax.drafters.backbone import BackboneConfig, BackboneParams, Place
-from spinejax.drafters.base import Drafter, Proposal, Sparse
+from spinejax.drafters.base import DraftCache, Drafter, Proposal, Sparse
 from spinejax.drafters.transition import predecessors, top_candidates, walk
 from spinejax.errors import InputError
 from spinejax.target import layers as nn
@@ -27,10 +29,13 @@ from spinejax.target import layers as nn
 
 @dataclasses.dataclass(frozen=True)
 class DSpineConfig(BackboneConfig):
-  """Attributes:
-  rank: width r of the transfer space.
-  message: width m of the gated message.
-  candidates: N, candidates a slot.
+  """The backbone's shape and that of the injection.
+
+  Attributes:
+    rank: width r of the transfer space; the centred token codes span at most
+      min(D, V - 1) directions.
+    message: width m of the gated message.
+    candidates: N, candidates a slot.
   """
 
   rank: int = 1024
@@ -53,7 +58,13 @@ class DSpineConfig(BackboneConfig):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Injection:
-  """Trained weights of the injection: W_R and W_O a layer, the rest shared."""
+  """Trained weights of the injection.
+
+  Attributes:
+    readouts_RD, writes_DM: W_R and W_O of each layer.
+    message_MR, receiver_MR, predecessor_MR, bias_M: W_msg, W_recv, W_pred and
+      bias, shared by the layers.
+  """
 
   readouts_RD: tuple[jax.Array, ...]
   writes_DM: tuple[jax.Array, ...]
@@ -123,7 +134,8 @@ def write(
 ) -> jax.Array:
   """h + |h| / sqrt(D) * W_O (sigmoid(W_recv f + W_pred u + bias) * W_msg u).
 
-  The predecessor u may have one more axis than the receiver h broadcasts to.
+  Receivers h and their features f broadcast against predecessors u, so one
+  receiver can be tried with many predecessors.
   """
   g = jax.nn.sigmoid(
     nn.dense(f, inj.receiver_MR)
@@ -162,12 +174,18 @@ def inject(
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-  """States of one draft pass: final-normed, last layer's before its
-  injection, and the post-injection feature of every layer."""
+  """States of one draft pass.
+
+  Attributes:
+    hidden_BAKD: final-normed.
+    pre_BAKD: of the last layer, before its injection.
+    features_BAKR: feature of every layer after its injection; the training
+      loss aligns them with the codes of the labels.
+  """
 
   hidden_BAKD: jax.Array
   pre_BAKD: jax.Array
-  features_LBAKR: list[jax.Array]
+  features_BAKR: tuple[jax.Array, ...]
 
 
 def draft(
@@ -199,7 +217,7 @@ def draft(
     h = inject(inj, i, pre, anchor_BAR, gold, replace_BA)
     features.append(feature(h, inj.readouts_RD[i]))
   hidden = nn.rms_norm(h, base.norm_D, cfg.norm_eps)
-  return Draft(hidden, pre, features)
+  return Draft(hidden, pre, tuple(features))
 
 
 def refine(
@@ -228,7 +246,11 @@ def transition_direct(
   candidates_BSN: jax.Array,
   anchor_B: jax.Array,
 ) -> Float[Array, 'B S N N']:
-  """s[j, i, c] = <refine(h_pre_j, P_j[i]), head[K_j[c]]>, float32."""
+  """Score of candidate c of slot j after predecessor i, float32.
+
+  s[j, i, c] = <refine(h_pre_j, u_i), head[c]>, where the predecessors of slot
+  j are the candidates of slot j - 1 (of slot 1: the anchor).
+  """
   before_BSN = predecessors(candidates_BSN, anchor_B)
   u = code(params.codes_VR, before_BSN, jnp.float32)
   refined = refine(cfg, params, pre_BSD[:, :, None], u)
@@ -296,7 +318,13 @@ def transition_factored(
   )
 
 
-def extend(cfg, params, cache, features_BKP, count_B):
+def extend(
+  cfg: DSpineConfig,
+  params: DSpineParams,
+  cache: DraftCache,
+  features_BKP: jax.Array,
+  count_B: jax.Array,
+) -> DraftCache:
   """Appends context rows; the injection does not touch them."""
   return backbone.extend(cfg, params.backbone, cache, features_BKP, count_B)
 

@@ -47,7 +47,7 @@ _FIELDS = {
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
 # An absolute path at the start of a word or behind '=', ',' or ':'; the
 # slashes of a URL do not match.
-_PATH = re.compile(r'(?:^|(?<=[=,:]))/(?!/)[^,:=]*')
+_PATH = re.compile(r"""(?:^|(?<=[=,:'"(\[]))/(?!/)[^,:='")\]]*""")
 _UTC = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ')
 _CODE = ('spinejax', 'pallas_kernels', 'experiments', 'configs')
 
@@ -80,6 +80,11 @@ def command(argv: Sequence[str] | None = None) -> str:
   else:
     words = [os.path.basename(program)]  # an installed script
   return shlex.join(words + [_portable(word) for word in arguments])
+
+
+def portable(config: Any) -> Any:
+  """A config as JSON values, without absolute paths of this machine."""
+  return _plain(config, 'config', paths=True)
 
 
 def versions() -> dict[str, Any]:

@@ -34,6 +34,14 @@ _SETTINGS = (
   'seed',
 )
 _SHORT = {'temperature': 'temp'}
+# Said below the table where a row has the key.
+_NOTES = {
+  'tokens_per_round_low': '[...]: 95 % interval, bootstrap over prompts',
+  'tokens_per_round_nonrepetitive': 'no loops: tokens/round without the (n) '
+  'prompts that end in a loop',
+  'tokens_per_s': 'tokens/s: of one answer after the other, prefill included',
+  'speedup_low': 'speed-up: median over prompts, decoded in turn with plain',
+}
 
 
 def print_table(
@@ -106,10 +114,9 @@ def _draw(
     _say(out, fixed)
   out.print()
   out.print(_decoding(rows, varied))
-  if any('tokens_per_round_nonrepetitive' in row for row in rows):
-    _say(
-      out, 'no loops: tokens/round without the (n) prompts that end in a loop'
-    )
+  for key, note in _NOTES.items():
+    if any(key in row for row in rows):
+      _say(out, note)
   drafted = [row for row in rows if row.get('acceptance_by_position')]
   if drafted:
     most = max(len(row['acceptance_by_position']) for row in drafted)
@@ -140,7 +147,7 @@ def _decoding(rows: Sequence[Row], varied: Sequence[str]) -> table.Table:
     'tokens/round': _tokens_per_round,
     'no loops': _without_loops,
     'tokens/s': lambda row: _number(row, 'tokens_per_s', '.1f'),
-    'speed-up': lambda row: _number(row, 'speedup_vs_plain', '.2f', 'x'),
+    'speed-up': _speedup,
     'J/token': lambda row: _number(row, 'joules_per_token', '.3g'),
     'exact': _exact,
     'ties': lambda row: _number(row, 'ties', '.0f'),
@@ -198,6 +205,13 @@ def _tokens_per_round(row: Row) -> str:
   value = _number(row, 'tokens_per_round', '.2f')
   low = _number(row, 'tokens_per_round_low', '.2f')
   high = _number(row, 'tokens_per_round_high', '.2f')
+  return value if '-' in (low, high) else f'{value} \\[{low}, {high}]'
+
+
+def _speedup(row: Row) -> str:
+  value = _number(row, 'speedup_vs_plain', '.2f', 'x')
+  low = _number(row, 'speedup_low', '.2f')
+  high = _number(row, 'speedup_high', '.2f')
   return value if '-' in (low, high) else f'{value} \\[{low}, {high}]'
 
 

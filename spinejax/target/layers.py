@@ -137,15 +137,15 @@ def attend(
   Returns:
     [B, Q, H * C].
   """
-  B, Q, G, N, C = q.shape
+  B, Q, G, U, C = q.shape
   # Heads x rows of a group are the rows of one batched matrix product.
-  q_BGQC = q.transpose(0, 2, 3, 1, 4).reshape(B, G, N * Q, C)
+  q_BGQC = q.transpose(0, 2, 3, 1, 4).reshape(B, G, U * Q, C)
   scores = einsum('bgqc,bgtc->bgqt', q_BGQC, k_BGTC, dtype=jnp.float32)
-  scores = scores.reshape(B, G, N, Q, -1) * C**-0.5
+  scores = scores.reshape(B, G, U, Q, -1) * C**-0.5
   weights = masked_softmax(scores, seen_BQT[:, None, None])
-  weights = weights.astype(v_BGTC.dtype).reshape(B, G, N * Q, -1)
+  weights = weights.astype(v_BGTC.dtype).reshape(B, G, U * Q, -1)
   mixed = einsum('bgqt,bgtc->bgqc', weights, v_BGTC)
-  mixed = mixed.reshape(B, G, N, Q, C).transpose(0, 3, 1, 2, 4)
+  mixed = mixed.reshape(B, G, U, Q, C).transpose(0, 3, 1, 2, 4)
   return mixed.reshape(B, Q, -1)
 
 

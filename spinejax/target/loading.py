@@ -108,7 +108,10 @@ def target_config(source: str) -> TargetConfig:
   """
   if source in PRESETS:
     return PRESETS[source]
-  path = find(source)
+  try:
+    path = find(source)
+  except InputError as error:
+    raise InputError(f'{error}; nor a preset: {", ".join(PRESETS)}') from None
   if path.is_dir():
     return config_of_hf(read_json(path / 'config.json'))
   reader, fields = open_gguf(path)

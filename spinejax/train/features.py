@@ -34,6 +34,27 @@ class Corpus:
   teacher_NTD: jax.Array
 
 
+def check_size(target: Target, data: Sequences, taps: tuple[int, ...]) -> None:
+  """Refuses states that do not fit into the device's memory.
+
+  Raises:
+    InputError: says how much is needed and how much there is.
+  """
+  N, T = data.tokens_NT.shape
+  values = _padded(N) * T * target.cfg.width * (len(taps) + 1)
+  need = values * target.params.embed_VD.dtype.itemsize
+  have = available_bytes()
+  if have is not None and need > 0.8 * have:
+    raise InputError(
+      f'the states of {N} sequences need {need / 2**30:.1f} GiB, '
+      f'{have / 2**30:.1f} GiB are free; use fewer sequences'
+    )
+
+
+def _padded(sequences: int) -> int:
+  return -(-sequences // _ROWS) * _ROWS
+
+
 def compute_corpus(
   target: Target, data: Sequences, taps: tuple[int, ...]
 ) -> Corpus:
@@ -46,16 +67,10 @@ def compute_corpus(
   Raises:
     InputError: the states do not fit into the device's memory.
   """
+  check_size(target, data, taps)
   cfg, dtype = target.cfg, target.params.embed_VD.dtype
   N, T = data.tokens_NT.shape
-  padded = -(-N // _ROWS) * _ROWS
-  need = padded * T * cfg.width * (len(taps) + 1) * jnp.dtype(dtype).itemsize
-  have = available_bytes()
-  if have is not None and need > 0.8 * have:
-    raise InputError(
-      f'the states of {N} sequences need {need / 2**30:.1f} GiB, '
-      f'{have / 2**30:.1f} GiB are free; use fewer sequences'
-    )
+  padded = _padded(N)
   tokens_NT = jnp.asarray(np.pad(data.tokens_NT, [(0, padded - N), (0, 0)]))
   features = jnp.zeros((padded, T, cfg.width * len(taps)), dtype)
   teacher = jnp.zeros((padded, T, cfg.width), dtype)

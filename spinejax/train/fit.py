@@ -15,7 +15,7 @@ from spinejax.drafters.dspine import DSpineConfig, DSpineParams, dspine
 from spinejax.errors import InputError
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import Target
-from spinejax.train.features import compute_corpus
+from spinejax.train.features import check_size, compute_corpus
 from spinejax.train.losses import DSpineLoss
 from spinejax.train.self_data import Sequences
 from spinejax.train.step import (
@@ -87,6 +87,52 @@ def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray]:
       yield order[i : i + size]
 
 
+def check(
+  target: Target,
+  cfg: DSpineConfig,
+  data: Sequences,
+  train: TrainConfig,
+  *,
+  batch: int,
+  seconds: float = 0.0,
+  log_every: int = 100,
+) -> None:
+  """Refuses what `fit` could not finish.
+
+  Raises:
+    InputError: see `fit`.
+  """
+  DraftModel(dspine(cfg)).check(target)
+  N, T = data.tokens_NT.shape
+  for field, value in (('batch', batch), ('log_every', log_every)):
+    if value < 1:
+      raise InputError(f'{field} = {value}, expected at least 1')
+  if seconds < 0:
+    raise InputError(f'seconds = {seconds}, expected at least 0')
+  if N < batch:
+    raise InputError(
+      f'{N} sequences are less than one batch of {batch}; write more data or '
+      'lower the batch'
+    )
+  if T > target.cfg.max_position:
+    raise InputError(
+      f'sequences of {T} tokens exceed the context of '
+      f'{target.cfg.max_position} that {target.name} was trained for'
+    )
+  if train.anchors > T:
+    raise InputError(
+      f'anchors = {train.anchors}, expected at most the {T} tokens of a '
+      'sequence'
+    )
+  largest = data.tokens_NT.max()
+  if largest >= target.cfg.vocab:
+    raise InputError(
+      f'the data has token id {largest}, {target.name} has 0..'
+      f'{target.cfg.vocab - 1}: another target wrote it'
+    )
+  check_size(target, data, cfg.taps)
+
+
 def fit(
   target: Target,
   cfg: DSpineConfig,
@@ -110,7 +156,9 @@ def fit(
     InputError: the drafter, the data or a setting does not fit the target or
       each other, or there is not enough memory; before anything is computed.
   """
-  _check(target, cfg, data, train, batch, seconds, log_every)
+  check(
+    target, cfg, data, train, batch=batch, seconds=seconds, log_every=log_every
+  )
   basis = fit_basis(target.head_VD, cfg.rank)
   codes_VR = token_codes(target.head_VD, basis)
   loss = DSpineLoss()
@@ -155,35 +203,3 @@ def fit(
   state = run(train, train.steps, True)
   took = time.perf_counter() - began
   return Fitted(to_params(state), basis, codes_VR, train.steps, took)
-
-
-def _check(target, cfg, data, train, batch, seconds, log_every) -> None:
-  """Refuses what `fit` could not finish."""
-  DraftModel(dspine(cfg)).check(target)
-  N, T = data.tokens_NT.shape
-  for field, value in (('batch', batch), ('log_every', log_every)):
-    if value < 1:
-      raise InputError(f'{field} = {value}, expected at least 1')
-  if seconds < 0:
-    raise InputError(f'seconds = {seconds}, expected at least 0')
-  if N < batch:
-    raise InputError(
-      f'{N} sequences are less than one batch of {batch}; write more data or '
-      'lower the batch'
-    )
-  if T > target.cfg.max_position:
-    raise InputError(
-      f'sequences of {T} tokens exceed the context of '
-      f'{target.cfg.max_position} that {target.name} was trained for'
-    )
-  if train.anchors > T:
-    raise InputError(
-      f'anchors = {train.anchors}, expected at most the {T} tokens of a '
-      'sequence'
-    )
-  largest = data.tokens_NT.max()
-  if largest >= target.cfg.vocab:
-    raise InputError(
-      f'the data has token id {largest}, {target.name} has 0..'
-      f'{target.cfg.vocab - 1}: another target wrote it'
-    )

@@ -280,7 +280,7 @@ def _alignment(codes_VR, out: dspine.Draft, label_BAS) -> jax.Array:
   """sum over layers of 1 - cos(feature of slot j, code of its label)."""
   code_BASR = jnp.take(codes_VR, label_BAS, axis=0).astype(jnp.float32)
   total = 0.0
-  for f_BAKR in out.features_LBAKR:
+  for f_BAKR in out.features_BAKR:
     f = dspine.normalise(f_BAKR[:, :, 1:].astype(jnp.float32))
     total = total + 1.0 - jnp.sum(f * code_BASR, axis=-1)
   return total

@@ -6,7 +6,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from spinejax.drafters import backbone
@@ -78,26 +77,28 @@ class Schedule:
 
 
 def schedule(train: TrainConfig, loss: DSpineLoss, step: int) -> Schedule:
-  """The scheduled values at a step: warm-up, then cosine to zero."""
+  """The scheduled values at a step: warm-up, then cosine to zero.
+
+  Computed on the host: a value fetched from the device would wait for the
+  steps before it.
+  """
   done = step / train.steps
   return Schedule(
-    learning_rate=float(_learning_rates(train)[step]),
+    learning_rate=_learning_rate(train, step + 1),
     ce_weight=train.ce_start + (train.ce_end - train.ce_start) * done,
     alignment=float(loss.alignment(step)),
     replacement=float(loss.replacement(step, train.steps)),
   )
 
 
-@functools.lru_cache(maxsize=8)
-def _learning_rates(train: TrainConfig) -> np.ndarray:
-  """All at once: one by one on the device, they would wait for its steps."""
-  cosine = optax.warmup_cosine_decay_schedule(
-    0.0,
-    train.learning_rate,
-    max(1, round(train.warmup * train.steps)),
-    max(2, train.steps),
-  )
-  return np.asarray(cosine(jnp.arange(1, train.steps + 1)))
+def _learning_rate(train: TrainConfig, number: int) -> float:
+  """That of update `number` = 1, 2, ...; `optax.warmup_cosine_decay_schedule`
+  from 0."""
+  warmup = max(1, round(train.warmup * train.steps))
+  if number <= warmup:
+    return train.learning_rate * number / warmup
+  share = min((number - warmup) / max(1, train.steps - warmup), 1.0)
+  return train.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
 
 def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:

@@ -26,7 +26,8 @@ class Verdict:
   """Outcome of one verification.
 
   Attributes:
-    accepted_B: proposals accepted, 0..S; never counts `next_B`.
+    accepted_B: proposals accepted, 0..S, before stop tokens and caps cut the
+      run; never counts `next_B`.
     next_B: the token that the target itself adds behind them.
   """
 

@@ -12,6 +12,9 @@ from jax import lax
 from spinejax.axes import Keys_B, Seed_B
 from spinejax.errors import InputError
 
+# Beyond, logits / temperature overflow float32, or every token is alike.
+_COLDEST, _HOTTEST = 1e-4, 1e4
+
 
 class Stream(enum.IntEnum):
   """Independent random streams of one round.
@@ -58,11 +61,13 @@ class Sampling:
     # The ranges are asked for, not their complements, so that NaN fails.
     temperature_B = _per_request(
       'temperature', temperature, batch, np.float32,
-      lambda x: (x >= 0) & (x < np.inf), 'a finite number, at least 0',
+      lambda x: x == 0 or _COLDEST <= x <= _HOTTEST,
+      f'0 (greedy) or {_COLDEST:g}..{_HOTTEST:g}',
     )  # fmt: skip
     top_k_B = _per_request(
-      'top_k', top_k, batch, np.int32, lambda x: x >= 0,
-      'at least 0 (0 keeps all)',
+      'top_k', top_k, batch, np.int32,
+      lambda x: x == int(x) and 0 <= x < 2**31,
+      'a whole number, at least 0 (0 keeps all)',
     )  # fmt: skip
     top_p_B = _per_request(
       'top_p', top_p, batch, np.float32, lambda x: (x > 0) & (x <= 1),
@@ -79,11 +84,13 @@ class Sampling:
 def _per_request(field, value, batch, dtype, fits, expected) -> np.ndarray:
   """One value a request, each checked."""
   values = np.asarray(value)
+  if values.dtype.kind not in 'iuf':
+    raise InputError(f'{field} = {value!r}, expected a number')
   if values.ndim and values.shape != (batch,):
     raise InputError(
       f'{field} has {values.size} values, expected one or {batch}'
     )
-  for one in values.reshape(-1):
+  for one in values.reshape(-1).tolist():
     if not fits(one):
       raise InputError(f'{field} = {one}, expected {expected}')
   return np.broadcast_to(values, (batch,)).astype(dtype)

@@ -135,7 +135,7 @@ flash_hidden = quick_jit(dflash.hidden_states)
 def spine_draft(cfg, params, embed_VD, anchor_BA, context, place, **gold):
   """`dspine.draft`, compiled; hidden, pre-injection states and features."""
   out = dspine.draft(cfg, params, embed_VD, anchor_BA, context, place, **gold)
-  return out.hidden_BAKD, out.pre_BAKD, jnp.stack(out.features_LBAKR)
+  return out.hidden_BAKD, out.pre_BAKD, jnp.stack(out.features_BAKR)
 
 
 @quick_jit

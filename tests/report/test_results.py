@@ -355,3 +355,13 @@ def test_device_is_named_with_its_cores():
 
 def test_now_is_utc_to_the_second():
   assert re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ', results.now())
+
+
+def test_paths_in_quotes_are_shortened_too():
+  words = ["--config.drafters=('ngram','/some/where/b')", '[/x/y]']
+  line = results.command(['experiments/decode.py', *words])
+  assert '/some' not in line and 'path/to/b' in line and '/x/y' not in line
+  assert results.portable({'out': '/some/where/data', 'n': 3}) == {
+    'out': 'path/to/data',
+    'n': 3,
+  }

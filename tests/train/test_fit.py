@@ -16,6 +16,8 @@ from spinejax.train.features import compute_corpus
 from spinejax.train.fit import batches, drafter_config
 from tests.train import tiny
 
+pytestmark = pytest.mark.usefixtures('quick_compilation')
+
 COMPILATIONS = []
 
 
@@ -43,7 +45,8 @@ def run(train=tiny.TRAIN, **settings):
 
 
 @pytest.fixture(scope='module')
-def trained():
+def trained(quick_compilation):
+  del quick_compilation
   return run()
 
 
@@ -121,7 +124,8 @@ def test_batches():
   assert any((next(other) != x).any() for x in first)
 
 
-def test_features_are_those_of_a_direct_forward():
+def test_features_are_those_of_a_direct_forward(monkeypatch):
+  monkeypatch.setattr(features, '_ROWS', 3)  # two passes, the last one padded
   target, data, taps = tiny.target(), tiny.data(), tiny.DRAFT.taps
   some = dataclasses.replace(
     data, tokens_NT=data.tokens_NT[:5], answer_N=data.answer_N[:5],
@@ -142,23 +146,24 @@ def test_features_are_those_of_a_direct_forward():
 
 
 def test_features_beyond_the_memory_are_refused(monkeypatch, refused):
-  monkeypatch.setattr(features, 'available_bytes', lambda: 2**20)
-  # 32 rows (a forward pass) x 40 tokens x 32 wide x (3 taps + 1) x 4 bytes.
   monkeypatch.setattr(features, '_fill', None)
-  assert 32 * 40 * 32 * 4 * 4 < 0.8 * 2**20
-  need = 64 * 40 * 32 * 4 * 4
   data = tiny.data()
-  five = dataclasses.replace(data, tokens_NT=np.tile(data.tokens_NT, (5, 1)))
-  assert need > 0.8 * 2**20
-  with refused(
+  data = dataclasses.replace(data, tokens_NT=np.tile(data.tokens_NT, (5, 1)))
+  # 2 passes of 32 rows x 40 tokens x 32 wide x (3 taps + 1) x 4 bytes.
+  need = 64 * 40 * 32 * 4 * 4
+  have = int(need / 0.8)
+  arguments = (tiny.target(), data, tiny.DRAFT.taps)
+  monkeypatch.setattr(features, 'available_bytes', lambda: have + 2)
+  features.check_size(*arguments)
+  monkeypatch.setattr(features, 'available_bytes', lambda: have - 2)
+  message = (
     f'the states of 40 sequences need {need / 2**30:.1f} GiB, '
-    f'{1 / 2**10:.1f} GiB are free; use fewer sequences'
-  ):
-    compute_corpus(tiny.target(), five, tiny.DRAFT.taps)
-
-
-def other_data(**change):
-  return dataclasses.replace(tiny.data(), **change)
+    f'{have / 2**30:.1f} GiB are free; use fewer sequences'
+  )
+  with refused(message):
+    compute_corpus(*arguments)
+  with refused(message):  # and before a training run computes anything
+    fit.check(tiny.target(), tiny.DRAFT, data, tiny.TRAIN, batch=tiny.COUNT)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from spinejax.train.losses import (
 )
 from tests.drafters.runs import Run, load_run, quick_jit
 
+pytestmark = pytest.mark.usefixtures('quick_compilation')
 SPINES = ('dspine-b6', 'dspine-separate-codes')
 RTOL = 1e-5
 
@@ -54,23 +55,35 @@ def flash_value(of, params, view, batch):
   return dflash_loss(*of, params, view, batch)[0]
 
 
-def spine_loss(of, params, view, batch, beta, replace_BA=None):
-  """((value, terms), gradients) of a static (config, loss)."""
+def spine_loss(run, beta, batch=None, replace_BA=None):
+  """Value, terms and, where they are recorded too, gradients."""
+  view, recorded = inputs(run)
+  batch = recorded if batch is None else batch
   if replace_BA is None:
     replace_BA = np.zeros(batch.keep_BA.shape, bool)
-  params = jax.tree.map(jnp.asarray, params)
-  return _spine_loss(of, params, view, batch, beta, jnp.asarray(replace_BA))
+  (value, terms), grads = _spine_loss(
+    (run.cfg, DSpineLoss(), (run.path / 'grads.safetensors').exists()),
+    jax.tree.map(jnp.asarray, run.params),
+    view,
+    batch,
+    jnp.float32(beta),
+    jnp.asarray(replace_BA),
+  )
+  return value, terms, grads
 
 
 @quick_jit
 def _spine_loss(of, params, view, batch, beta, replace_BA):
-  cfg, loss = of
-  return jax.value_and_grad(
-    lambda params: dspine_loss(
+  cfg, loss, with_gradients = of
+
+  def compute(params):
+    return dspine_loss(
       cfg, loss, params, view, batch, beta, loss.ce_weight, replace_BA
-    ),
-    has_aux=True,
-  )(params)
+    )
+
+  if with_gradients:
+    return jax.value_and_grad(compute, has_aux=True)(params)
+  return compute(params), None
 
 
 def assert_close(found, want, name=''):
@@ -120,11 +133,11 @@ def test_dflash():
 @pytest.mark.parametrize('name', SPINES)
 def test_dspine_terms(name):
   run = load_run(name)
-  want, given, loss = run.recorded('train'), inputs(run), DSpineLoss()
+  want, loss = run.recorded('train'), DSpineLoss()
   for i, step in enumerate(want['steps']):
     beta = loss.alignment(step)
     np.testing.assert_allclose(beta, want['beta'][i], RTOL)
-    (value, terms), _ = spine_loss((run.cfg, loss), run.params, *given, beta)
+    value, terms, _ = spine_loss(run, beta)
     np.testing.assert_allclose(value, want['loss'][i], RTOL)
   assert_close(terms['weights'], want['weights'])
   assert_close(np.sum(terms['weights']), want['weight_sum'])
@@ -139,8 +152,7 @@ def test_dspine_terms(name):
 def test_dspine_accuracies(name):
   run = load_run(name)
   want = run.recorded('train')
-  of = (run.cfg, DSpineLoss())
-  (_, terms), _ = spine_loss(of, run.params, *inputs(run), jnp.float32(0.5))
+  _, terms, _ = spine_loss(run, 0.5)
   refined = want['refined_scores_gold'].argmax(-1)[..., None]
   best = {
     'accuracy_S': want['base_logits'][:, :, 1:].argmax(-1),
@@ -156,10 +168,9 @@ def test_dspine_accuracies(name):
 
 
 def test_dspine_gradients():
-  run, loss = load_run('dspine-b6'), DSpineLoss()
+  run = load_run('dspine-b6')
   want = run.recorded('grads')
-  beta = loss.alignment(want['step'])
-  _, grads = spine_loss((run.cfg, loss), run.params, *inputs(run), beta)
+  _, _, grads = spine_loss(run, DSpineLoss().alignment(want['step']))
   found = model_tensors(DraftModel(dspine(run.cfg), grads))
   del found['transfer_codes']  # fixed, whatever their gradient
   assert_gradients(found, want, 'norm_of.')
@@ -168,15 +179,13 @@ def test_dspine_gradients():
 @pytest.mark.parametrize('name', SPINES)
 def test_replaced_blocks(name):
   run = load_run(name)
-  want, given, loss = run.recorded('train'), inputs(run), DSpineLoss()
+  want = run.recorded('train')
   kept = want['block_keep'] > 0
   replaced = want['replace_mask'][kept] > 0
   assert replaced.any() and not replaced.all()
   label_BAS = want['labels'][..., 1:]
-  of, beta = (run.cfg, loss), jnp.float32(0.5)
-  (_, plain), _ = spine_loss(of, run.params, *given, beta)
-  replace_BA = want['replace_mask'] > 0
-  (_, terms), _ = spine_loss(of, run.params, *given, beta, replace_BA)
+  _, plain, _ = spine_loss(run, 0.5)
+  _, terms, _ = spine_loss(run, 0.5, replace_BA=want['replace_mask'] > 0)
   # What is recorded are states; from them the terms that depend on them.
   logits = want['replaced_hidden_states'][:, :, 1:] @ np.asarray(run.head_VD).T
   log_q = np.asarray(jax.nn.log_softmax(logits))
@@ -201,16 +210,13 @@ def test_replacement_schedule(name):
 
 def test_padding_anchors_give_neither_loss_nor_gradient():
   run = load_run('dspine-b6')
-  view, batch = inputs(run)
+  _, batch = inputs(run)
 
   def of_anchors(anchors_BA, keep_BA=batch.keep_BA):
     moved = dataclasses.replace(
       batch, anchors_BA=jnp.asarray(anchors_BA), keep_BA=jnp.asarray(keep_BA)
     )
-    of = (run.cfg, DSpineLoss())
-    (value, _), grads = spine_loss(
-      of, run.params, view, moved, jnp.float32(0.5)
-    )
+    value, _, grads = spine_loss(run, 0.5, moved)
     return value, grads
 
   assert not batch.keep_BA.all()

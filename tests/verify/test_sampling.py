@@ -180,5 +180,5 @@ def test_make_takes_one_value_or_one_for_each_request():
 def test_make_refuses_another_number_of_values(refused):
   with refused('top_k has 3 values, expected one or 2'):
     Sampling.make(2, 1.0, [1, 2, 3])
-  with refused('temperature = -1.0, expected a finite number, at least 0'):
+  with refused('temperature = -1.0, expected 0 (greedy) or 0.0001..10000'):
     Sampling.make(2, [0.5, -1.0])

@@ -1,0 +1,71 @@
+"""Runs binaries, each in a process of its own."""
+
+import dataclasses
+import multiprocessing
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import tempfile
+
+import jax
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# They spend their time in compiling, not in computing.
+_QUICK = 'jax_disable_most_optimizations'
+
+# Most runs here fail early, and importing takes longer than that: they are
+# forked from a server that has imported these, and nothing of `experiments`.
+_FORKS = multiprocessing.get_context('forkserver')
+_FORKS.set_forkserver_preload(
+  [
+    'ml_collections.config_flags', 'rich.progress', 'spinejax.decode.compare',
+    'spinejax.report', 'spinejax.train.fit',
+  ]
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """Exit status and what was printed."""
+
+  status: int
+  out: str
+  err: str
+
+
+def start(module: str, *flags: str) -> Done:
+  """`python -m experiments.<module> ...` in the repository."""
+  done = subprocess.run(
+    [sys.executable, '-m', f'experiments.{module}', *flags],
+    cwd=ROOT,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu', _QUICK.upper(): 'true'},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  return Done(done.returncode, done.stdout, done.stderr)
+
+
+def fork(module: str, *flags: str) -> Done:
+  """The same, without the time for imports."""
+  with tempfile.TemporaryDirectory() as folder:
+    files = [os.path.join(folder, name) for name in ('out', 'err')]
+    process = _FORKS.Process(target=_child, args=(module, flags, *files))
+    process.start()
+    process.join(timeout=300)
+    if process.exitcode is None:
+      process.kill()
+    printed = [pathlib.Path(file).read_text() for file in files]
+    return Done(process.exitcode, *printed)
+
+
+def _child(module, flags, *files):
+  for standard, file in zip((1, 2), files, strict=True):
+    os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), standard)
+  os.chdir(ROOT)
+  jax.config.update(_QUICK, True)
+  sys.argv = [f'experiments/{module}.py', *flags]
+  runpy.run_module(f'experiments.{module}', run_name='__main__', alter_sys=True)

@@ -1,0 +1,204 @@
+"""The binaries from end to end."""
+
+import json
+import pathlib
+
+import matplotlib.image
+import ml_collections
+import pytest
+from tensorboard.backend.event_processing import event_accumulator
+
+from experiments import decode
+from spinejax.decode.compare import SAME_ROWS
+from spinejax.drafters.loading import load_drafter
+from spinejax.report import results
+from spinejax.target.loading import load_target
+from spinejax.train import self_data
+from tests.experiments import binaries
+
+TINY = pathlib.Path(__file__).parents[1] / 'golden' / 'transformers' / 'qwen3'
+DECODE = '--config=configs/decode_smollm2.py:demo'
+SHAPE = ('layers=1', 'block=4', 'mask_id=3', 'taps=1', 'rank=16', 'message=8')
+
+
+def config(**fields) -> list[str]:
+  return [f'--config.{field}={value}' for field, value in fields.items()]
+
+
+def succeeded(done: binaries.Done) -> list[str]:
+  """Printed lines of a run that went well."""
+  assert done.status == 0, done.err
+  return done.out.splitlines()
+
+
+def tags(folder: pathlib.Path) -> dict[str, list[str]]:
+  """What TensorBoard finds in a folder."""
+  assert len(list(folder.iterdir())) == 1
+  return event_accumulator.EventAccumulator(str(folder)).Reload().Tags()
+
+
+@pytest.fixture(scope='module')
+def tmp(tmp_path_factory) -> pathlib.Path:
+  """A folder with prompts, in both kinds of file."""
+  folder = tmp_path_factory.mktemp('binaries')
+  turns = ['Hi.', 'Name a sea.', 'One, two?', 'Why?', 'Add 2 and 3.', 'No.']
+  (folder / 'lines.jsonl').write_text(
+    ''.join(json.dumps({'turns': [turn]}) + '\n' for turn in turns)
+  )
+  (folder / 'blocks.txt').write_text('First.\n\nSecond,\nin two lines.\n')
+  return folder
+
+
+@pytest.fixture(scope='module')
+def data(tmp):
+  """What `write_data` writes with a target of random weights."""
+  done = binaries.fork(
+    'write_data',
+    '--config=configs/write_smollm2.py',
+    *config(
+      target=TINY, dtype='float32', out=tmp / 'data', length=64, max_prompt=40,
+      max_turn=12, batch=4, capacity=128, prompts=tmp / 'lines.jsonl',
+    ),
+    *config(**{f'openings.{kind}': 0 for kind in ('chat', 'code', 'problem')}),
+    *config(**{'openings.like_given': 1}),
+  )  # fmt: skip
+  return done, tmp / 'data'
+
+
+def test_write_data(data):
+  done, folder = data
+  assert succeeded(done)[-1] == str(folder / 'manifest.json')
+  assert {x.name for x in folder.iterdir()} == {
+    'manifest.json', 'sequences.npz',
+  }  # fmt: skip
+  manifest = self_data.load_manifest(folder / 'sequences.npz')
+  written = self_data.load(folder / 'sequences.npz')
+  target = load_target(str(TINY))
+  assert manifest['target'] == 'qwen3'
+  assert manifest['head_hash'] == target.head_hash
+  assert manifest['sequences'] == len(written.length_N) >= 4
+  assert manifest['tokens'] == written.length_N.sum()
+  assert manifest['prompts_by_kind']['given'] == 6
+  # The first of them answers the first prompt.
+  prompt = target.tokenizer.encode_chat(['Hi.'])
+  assert written.tokens_NT[0, : len(prompt)].tolist() == prompt
+  assert written.answer_N[0] == len(prompt)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp, data):
+  """A drafter trained on that for a few steps."""
+  done = binaries.fork(
+    'train_drafter',
+    '--config=configs/train_smollm2_dspine.py',
+    *config(
+      target=TINY, dtype='float32', data=data[1] / 'sequences.npz',
+      out=tmp / 'mine', batch=4, log_every=2,
+    ),
+    *(f'--config.drafter.{field}' for field in SHAPE),
+    *config(**{'training.steps': 4, 'training.anchors': 3}),
+  )  # fmt: skip
+  return done, tmp / 'mine'
+
+
+def test_train_drafter(trained, data):
+  done, folder = trained
+  assert succeeded(done) == [str(folder)]
+  target = load_target(str(TINY))
+  model = load_drafter(folder, target)
+  assert (model.drafter.name, model.drafter.slots) == ('dspine', 3)
+  assert model.card['steps'] == 4
+  manifest = json.loads((data[1] / 'manifest.json').read_text())
+  assert model.card['data'] == manifest
+  found = set(tags(folder / 'tensorboard')['scalars'])
+  assert found >= {'loss', 'ce', 'l1', 'refinement', 'alignment', 'grad_norm'}
+  assert found >= {'accuracy/1', 'accuracy/3', 'refined_accuracy/2'}
+
+
+def test_decode_own_prompts_with_own_drafter(tmp, trained):
+  _, mine = trained
+  done = binaries.fork(
+    'decode', DECODE,
+    *config(
+      target=TINY, drafters=f"('{mine}', 'ngram')", block=4, same_rows=True,
+      prompts=f'{tmp}/lines.jsonl,{tmp}/blocks.txt', limit=3, batch=2,
+      max_new_tokens=6, show=0, name='own', results=tmp / 'results',
+      tensorboard=tmp / 'runs',
+    ),
+  )  # fmt: skip
+  path = pathlib.Path(succeeded(done)[-1])
+  assert path == tmp / 'results' / 'decode' / 'own.json'
+  table = results.load(path)['metrics']
+  names = ['plain', SAME_ROWS, 'dspine', 'ngram']
+  assert [(row['dataset'], row['drafter']) for row in table] == [
+    (dataset, name) for dataset in ('lines', 'blocks') for name in names
+  ]
+  assert [row['total'] for row in table] == [3] * 4 + [2] * 4
+  for row in table:
+    assert row['wrong'] == 0
+    assert row['exact'] == row['total'] or row['drafter'] == 'plain'
+  found = tags(tmp / 'runs' / 'decode' / 'own')
+  assert 'blocks/ngram/tokens_per_round' in found['scalars']
+
+
+def test_two_drafters_of_one_method_keep_apart(tmp, trained):
+  """Without decoding: what their rows would be called."""
+  _, mine = trained
+  copies = []
+  for name in ('a', 'b'):
+    copies.append(str(tmp / name))
+    (tmp / name).symlink_to(mine)
+  fields = dict(target=str(TINY), block=4, same_rows=False)
+  target, found = decode.load(
+    ml_collections.ConfigDict(fields | {'drafters': tuple(copies)}), 'float32'
+  )
+  assert target.name == 'qwen3'
+  assert list(found) == ['plain', 'dspine', 'dspine, b']
+
+
+def test_demo(tmp):
+  """SmolLM2-135M and its trained drafter, as a user starts it."""
+  done = binaries.start(
+    'decode', DECODE,
+    *config(
+      drafters='smollm2-135m-dspine', prompts='arithmetic', limit=1,
+      max_new_tokens=8, results=tmp / 'results', tensorboard=tmp / 'runs',
+    ),
+  )  # fmt: skip
+  lines = succeeded(done)
+  path = tmp / 'results' / 'decode' / 'smollm2_demo.json'
+  assert lines[-1] == str(path)
+  assert lines[-4].startswith('dspine: ')
+  assert lines[-4].endswith('(arithmetic) tokens a round; exact 1 = total 1')
+  # The table names its worth, its hardware and the exact ones.
+  assert any(line.startswith('measured on ') for line in lines)
+  assert any('tokens/round' in x and 'exact' in x for x in lines)
+  result = results.load(path)
+  assert result['experiment'] == 'decode' and result['label'] == 'measured'
+  assert result['command'].startswith('python -m experiments.decode')
+  plain, dspine = result['metrics']
+  assert dspine['exact'] == dspine['total'] == 1
+  assert dspine['tokens_per_round'] > 2 > plain['tokens_per_round']
+  image = matplotlib.image.imread(path.with_suffix('.png'))
+  assert min(image.shape[:2]) > 200
+  found = tags(tmp / 'runs' / 'decode' / 'smollm2_demo')
+  assert 'arithmetic/dspine/tokens_per_round' in found['scalars']
+  assert 'arithmetic/dspine/exact' in found['scalars']
+  assert found['images'] == ['acceptance_by_position']
+
+
+def test_memory():
+  done = binaries.start('memory', '--config=configs/memory.py')
+  shown = {
+    line.split('│')[1].strip(): float(line.split('│')[2])
+    for line in succeeded(done)
+    if line.count('│') == 3
+  }
+  parts = [
+    'target weights', 'target KV cache', 'logits', 'draft weights',
+    'draft KV cache', 'token codes',
+  ]  # fmt: skip
+  assert [*parts, 'total', 'free on this device'] == list(shown)
+  assert shown['total'] == pytest.approx(sum(shown[x] for x in parts), abs=0.01)
+  # 8.19 B parameters in bfloat16.
+  assert shown['target weights'] == pytest.approx(8.19e9 * 2 / 2**30, rel=0.01)
