@@ -20,6 +20,7 @@ from spinejax.drafters.base import (
 from spinejax.drafters.bundle import read_bundle, write_bundle
 from spinejax.drafters.checkpoint import read_checkpoint, write_checkpoint
 from spinejax.drafters.dspine import DSpineConfig, DSpineParams
+from spinejax.drafters.files import check_destination
 from spinejax.drafters.loading import (
   load_drafter,
   ngram_model,
@@ -38,6 +39,7 @@ __all__ = [
   'Drafter',
   'Proposal',
   'Sparse',
+  'check_destination',
   'load_drafter',
   'ngram_model',
   'plain_model',

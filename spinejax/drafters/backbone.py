@@ -9,6 +9,8 @@ axis A serves both.
 """
 
 import dataclasses
+import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,24 @@ from spinejax.target.model import append_rows, init_cache
 
 Context = tuple[jax.Array, jax.Array]  # keys, values of one layer [B, G, T, C]
 Block = Float[Array, 'B A K D']
+
+
+def _is_integer(value: object, least: int) -> bool:
+  integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  return integer and value >= least
+
+
+def _is_finite(value: object) -> bool:
+  real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+  return real and math.isfinite(value)
+
+
+def check_integers(cfg: object, *names: str, least: int = 1) -> None:
+  """Refuses a config with a field that is not an integer >= `least`."""
+  for name in names:
+    value = getattr(cfg, name)
+    if not _is_integer(value, least):
+      raise InputError(f'{name} = {value!r}, expected an integer >= {least}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +84,10 @@ class BackboneConfig:
   qkv_bias: bool = False
 
   def __post_init__(self):
+    check_integers(self, 'vocab', 'width', 'layers', 'heads', 'kv_heads')
+    check_integers(self, 'head_dim', 'ffn', 'block')
+    check_integers(self, 'mask_id', least=0)
+    self._check_numbers()
     if self.block < 2:
       raise InputError(f'block = {self.block} leaves no slot to propose')
     if not 0 <= self.mask_id < self.vocab:
@@ -75,13 +99,45 @@ class BackboneConfig:
         f'heads = {self.heads} is not a multiple of kv_heads = {self.kv_heads}'
       )
     # The target joins its tapped states in the order of its layers.
-    if not self.taps or sorted(set(self.taps)) != list(self.taps):
+    ids = [t for t in self.taps if _is_integer(t, -1)]
+    if not ids or sorted(set(ids)) != list(self.taps):
       raise InputError(f'taps = {self.taps}, expected ascending layer ids')
     if self.windows is not None and len(self.windows) != self.layers:
       raise InputError(
         f'windows names {len(self.windows)} layers, the drafter has '
         f'{self.layers}'
       )
+    for window in self.windows or ():
+      if window is not None and not _is_integer(window, 1):
+        raise InputError(
+          f'windows = {self.windows}, expected integers >= 1 or None'
+        )
+
+  def _check_numbers(self):
+    if self.head_dim % 2:
+      raise InputError(f'head_dim = {self.head_dim}, expected an even number')
+    for name in ('norm_eps', 'rope_base', 'softcap'):
+      value = getattr(self, name)
+      if name == 'softcap' and value is None:
+        continue
+      if not _is_finite(value) or value <= 0:
+        raise InputError(
+          f'{name} = {value!r}, expected a positive, finite number'
+        )
+    for name in ('embedding_scale', 'output_multiplier'):
+      value = getattr(self, name)
+      if not _is_finite(value) or value == 0:
+        raise InputError(f'{name} = {value!r}, expected finite and not zero')
+    scaling = self.rope_scaling
+    if scaling is not None:
+      values = dataclasses.astuple(scaling)
+      if not all(_is_finite(x) and x > 0 for x in values) or (
+        scaling.low_freq_factor >= scaling.high_freq_factor
+      ):
+        raise InputError(
+          f'rope_scaling = {scaling}, expected positive, finite numbers, '
+          'low_freq_factor below high_freq_factor'
+        )
 
   @property
   def slots(self) -> int:
@@ -127,7 +183,19 @@ def tap_ids(target_layers: int, taps: int) -> tuple[int, ...]:
   """The published default: evenly from layer 1 to N - 3, rounded half to even.
 
   Source: z-lab/dflash `model.py` (build_target_layer_ids).
+
+  Raises:
+    InputError: the target has too few layers for that many different taps
+      before its last layer.
   """
+  if not _is_integer(taps, 1):
+    raise InputError(f'taps = {taps!r}, expected an integer >= 1')
+  least = 3 if taps == 1 else taps + 3
+  if not _is_integer(target_layers, least):
+    raise InputError(
+      f'target of {target_layers} layers has too few for {taps} taps, '
+      f'expected at least {least}'
+    )
   if taps == 1:
     return (target_layers // 2,)
   step = (target_layers - 4) / (taps - 1)

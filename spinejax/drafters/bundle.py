@@ -3,10 +3,12 @@
 The published layout, but for three things. The token codes [V, r], the bulk of
 a small DSpine, are left out: their basis is stored in float64 and they are
 rebuilt from the target's head. Matrices may be stored in 8 bits. config.json
-has an object `spinejax`: {format, head_hash, codes_hash, card}.
+has an object `spinejax`: {format, head_hash, codes_hash, card,
+weights_sha256}; the last ties it to its model.safetensors.
 """
 
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,14 +17,20 @@ import numpy as np
 from spinejax.drafters import codes
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.checkpoint import (
-  Path,
   model_settings,
   model_tensors,
   read_model,
+)
+from spinejax.drafters.files import (
+  CONFIG,
+  WEIGHTS,
+  Path,
+  open_weights,
   read_settings,
+  sha256_of,
   write_files,
 )
-from spinejax.drafters.layout import Tensors
+from spinejax.drafters.layout import Tensors, is_finite
 from spinejax.drafters.settings import section
 from spinejax.errors import InputError
 from spinejax.target.hf_dir import SafetensorsDir
@@ -30,6 +38,7 @@ from spinejax.target.loading import Target
 
 FORMAT = 1
 _STEPS, _SCALE = '.q8', '.scale'
+_BASIS = ('transfer_axes', 'transfer_eigenvalues', 'transfer_mean')
 
 
 def is_bundle(path: Path) -> bool:
@@ -59,8 +68,8 @@ def write_bundle(
       and vectors as float32.
 
   Raises:
-    InputError: basis or codes hash do not fit the drafter; a weight is not
-      finite (8 bits only).
+    InputError: basis or hashes do not fit the drafter, a weight is not
+      finite, the card is not JSON, or the files cannot be written there.
   """
   tensors = model_tensors(model)
   settings = model_settings(model, tensors)
@@ -79,18 +88,20 @@ def write_bundle(
         f'basis has axes of shape {basis.axes_DR.shape}, expected '
         f'{(cfg.width, cfg.rank)}'
       )
-    tensors |= {
-      'transfer_axes': basis.axes_DR.astype(np.float64),
-      'transfer_eigenvalues': basis.eigenvalues_R.astype(np.float64),
-      'transfer_mean': basis.mean_D.astype(np.float64),
-    }
-  settings['spinejax'] = {
+    parts = (basis.axes_DR, basis.eigenvalues_R, basis.mean_D)
+    for name, x in zip(_BASIS, parts, strict=True):
+      if not is_finite(x):
+        raise InputError(f'basis: {name!r} has values that are not finite')
+      tensors[name] = x.astype(np.float64)
+  own = {
     'format': FORMAT,
     'head_hash': target_head_hash,
     'codes_hash': codes_hash,
-    'card': dict(card),
+    'card': dict(card) if isinstance(card, Mapping) else card,
   }
-  write_files(path, settings, tensors)
+  _check(own, f'{pathlib.Path(path).name}/{CONFIG}')
+  settings['spinejax'] = own
+  write_files(path, settings, tensors, sign='spinejax')
 
 
 def read_bundle(path: Path, target: Target) -> DraftModel:
@@ -99,8 +110,9 @@ def read_bundle(path: Path, target: Target) -> DraftModel:
   Codes are rebuilt in float64 and cast once, to float32.
 
   Raises:
-    InputError: the drafter was trained for another target, or a file, field
-      or tensor is missing or not as expected.
+    InputError: the drafter was trained for another target, a file, field or
+      tensor is missing or not as expected, or the weights are not those that
+      the config was written with.
   """
   path, hf = pathlib.Path(path), read_settings(path)
   own = hf.get('spinejax')
@@ -109,17 +121,25 @@ def read_bundle(path: Path, target: Target) -> DraftModel:
       f'{path.name}/config.json: spinejax = {own!r}, expected an object with '
       f'format {FORMAT}'
     )
-  missing = {'head_hash', 'codes_hash', 'card'} - set(own)
+  missing = {'head_hash', 'codes_hash', 'card', 'weights_sha256'} - set(own)
   if missing:
     raise InputError(
       f'{path.name}/config.json: spinejax lacks {min(missing)!r}'
     )
-  files = SafetensorsDir(path)
-  rank = section(hf, 'dspine_config').get('transfer_rank')
+  _check(own, f'{path.name}/config.json')
+  files = open_weights(path)
+  if set(files.where.values()) - {WEIGHTS}:
+    raise InputError(f'{path}: holds shards, expected one {WEIGHTS}')
+  if sha256_of(path / WEIGHTS) != own['weights_sha256']:
+    raise InputError(
+      f'{path}: {WEIGHTS} is not the file that {CONFIG} was written with (an '
+      'interrupted write?); write it again'
+    )
+  _check_pairs(files, path.name)
 
   def get(name: str) -> np.ndarray:
     if name == 'transfer_codes':
-      return _codes(files, path.name, target, rank, own['codes_hash'])
+      return _codes(files, path.name, target, hf)
     if name + _STEPS in files.where:
       return _unpack(files, path.name, name)
     return files(name)
@@ -127,7 +147,7 @@ def read_bundle(path: Path, target: Target) -> DraftModel:
   names = {
     name.removesuffix(_STEPS)
     for name in files.where
-    if not name.endswith(_SCALE) and not name.startswith('transfer_')
+    if not name.endswith(_SCALE) and name not in _BASIS
   }
   return read_model(
     hf,
@@ -138,10 +158,49 @@ def read_bundle(path: Path, target: Target) -> DraftModel:
   )
 
 
+def _check(own: Mapping[str, Any], source: str) -> None:
+  """Types of the object `spinejax`; `_codes` wants its codes_hash."""
+  for name in ('head_hash', 'codes_hash', 'weights_sha256'):
+    value = own.get(name)
+    if value is None and (name == 'codes_hash' or name not in own):
+      continue
+    if not isinstance(value, str) or not re.fullmatch('[0-9a-f]+', value):
+      raise InputError(
+        f'{source}: spinejax.{name} = {value!r}, expected hex digits'
+      )
+  if not isinstance(own['card'], dict):
+    raise InputError(
+      f'{source}: spinejax.card = {own["card"]!r}, expected an object'
+    )
+
+
+def _check_pairs(files: SafetensorsDir, source: str) -> None:
+  """A matrix in 8 bits is steps and scale, and is not stored plainly too."""
+  for name in sorted(files.where):
+    plain = name.removesuffix(_STEPS)
+    if plain != name and plain in files.where:
+      raise InputError(
+        f'{source}: tensors {plain!r} and {name!r} are both there, expected '
+        'one of them'
+      )
+    plain = name.removesuffix(_SCALE)
+    if plain != name and plain + _STEPS not in files.where:
+      raise InputError(
+        f'{source}: tensor {name!r} is there, but {plain + _STEPS!r} is missing'
+      )
+
+
 def _codes(
-  files: SafetensorsDir, source: str, target: Target, rank: int, expected: str
+  files: SafetensorsDir, source: str, target: Target, hf: Mapping[str, Any]
 ) -> np.ndarray:
   """Codes from the stored basis and the target's head."""
+  own, expected = section(hf, 'dspine_config'), hf['spinejax']['codes_hash']
+  if not own:  # the published layouts would take it for a release of block 16
+    raise InputError(f'{source}/config.json: dspine_config is missing')
+  if expected is None:
+    raise InputError(
+      f'{source}/config.json: spinejax.codes_hash is null, expected hex digits'
+    )
 
   def stored(name: str, *shape: int) -> np.ndarray:
     if name not in files.where:
@@ -152,14 +211,25 @@ def _codes(
         f'{source}: tensor {name!r} is {x.dtype} of shape {x.shape}, expected '
         f'float64 of shape {shape}'
       )
+    if not is_finite(x):
+      raise InputError(
+        f'{source}: tensor {name!r} has values that are not finite'
+      )
     return x
 
-  D = target.cfg.width
+  D, rank = target.cfg.width, own.get('transfer_rank')
+  if rank is None and 'transfer_axes' in files.where:
+    rank = files('transfer_axes').shape[-1]
   basis = codes.Basis(
     stored('transfer_axes', D, rank),
     stored('transfer_eigenvalues', rank),
     stored('transfer_mean', D),
   )
+  if basis.eigenvalues_R.min() <= 0:
+    raise InputError(
+      f"{source}: tensor 'transfer_eigenvalues' has {basis.eigenvalues_R.min()}"
+      ', expected positive values'
+    )
   codes_VR = codes.token_codes(target.head_VD, basis)
   found = codes.codes_hash(codes_VR)
   if found != expected:
@@ -175,8 +245,6 @@ def _pack(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   packed = {}
   for name, x in tensors.items():
     x = x.astype(np.float32)
-    if not np.isfinite(x).all():
-      raise InputError(f'tensor {name!r} is not finite')
     if x.ndim < 2:
       packed[name] = x
       continue

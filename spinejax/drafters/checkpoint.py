@@ -5,25 +5,25 @@ release, whose config is nested and whose token codes lie in a file of their
 own. Written: the first two.
 """
 
-import json
-import os
 import pathlib
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from spinejax.drafters.base import DraftModel
-from spinejax.drafters.layout import LAYOUTS, Tensors, layout_of
+from spinejax.drafters.files import (
+  Path,
+  open_weights,
+  read_settings,
+  understood,
+  write_files,
+)
+from spinejax.drafters.layout import LAYOUTS, Tensors, is_finite, layout_of
 from spinejax.errors import InputError
-from spinejax.target.hf_dir import SafetensorsDir, read_json
 from spinejax.target.loading import Target
-
-Path = str | os.PathLike[str]
 
 
 def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
@@ -41,7 +41,7 @@ def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
   if 'spinejax' in hf:
     raise InputError(f'{path.name} is a bundle of this library: read_bundle')
   hf = hf['config'] if isinstance(hf.get('config'), dict) else hf
-  files = SafetensorsDir(path)
+  files = open_weights(path)
 
   def get(name: str) -> np.ndarray:
     if name == 'transfer_codes' and name not in files.where:
@@ -58,14 +58,6 @@ def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
   return read_model(hf, Tensors(get, names, path.name), target)
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-  """config.json of a directory."""
-  path = pathlib.Path(path)
-  if not path.is_dir():
-    raise InputError(f'{path}: no such directory')
-  return read_json(path / 'config.json')
-
-
 def read_model(
   hf: Mapping[str, Any],
   tensors: Tensors,
@@ -78,12 +70,15 @@ def read_model(
     fields: what else the DraftModel holds. They are checked before the
       weights are read.
   """
+  config = f'{tensors.source}/config.json'
   try:
-    layout = layout_of(hf)
-    layers = None if target is None else target.cfg.layers
-    cfg = layout.config(hf, tensors, layers)
+    with understood(config):
+      layout = layout_of(hf)
+      layers = None if target is None else target.cfg.layers
+      cfg = layout.config(hf, tensors, layers)
   except InputError as error:
-    raise InputError(f'{tensors.source}/config.json: {error}') from None
+    text = str(error).removeprefix(f'{config}: ')
+    raise InputError(f'{config}: {text}') from None
   drafter = layout.drafter(cfg)
   if target is not None:
     DraftModel(drafter, **fields).check(target)
@@ -129,7 +124,8 @@ def write_checkpoint(
       some readers insist on.
 
   Raises:
-    InputError: the layout has no words for this drafter.
+    InputError: the layout has no words for this drafter, a weight is not
+      finite, or the files cannot be written there.
   """
   tensors = model_tensors(model)
   if 'mask_embedding' in tensors:
@@ -143,11 +139,17 @@ def write_checkpoint(
 
 
 def model_tensors(model: DraftModel) -> dict[str, np.ndarray]:
-  """Published names -> weights, on the host."""
+  """Published names -> weights, on the host; all finite."""
   name = model.drafter.name
   if name not in LAYOUTS:
     raise InputError(f'drafter {name!r} has no weights to write')
-  return jax.device_get(LAYOUTS[name].tensors(model.params))
+  tensors = jax.device_get(LAYOUTS[name].tensors(model.params))
+  for tensor, x in tensors.items():
+    if not is_finite(x):
+      raise InputError(
+        f'drafter {name}: tensor {tensor!r} has values that are not finite'
+      )
+  return tensors
 
 
 def model_settings(
@@ -166,32 +168,3 @@ def model_settings(
     settings['num_target_layers'] = target.cfg.layers
     settings['max_position_embeddings'] = target.cfg.max_position
   return settings
-
-
-def write_files(
-  path: Path, settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
-) -> None:
-  """Writes config.json and model.safetensors, both or neither.
-
-  Both are complete on disk before the first takes its place, the weights: a
-  directory without config.json is not a checkpoint yet.
-  """
-  path = pathlib.Path(path)
-  if (path / 'model.safetensors.index.json').exists():
-    raise InputError(f'{path}: holds a sharded checkpoint; choose another path')
-  try:
-    text = json.dumps(settings, indent=2, allow_nan=False) + '\n'
-  except (TypeError, ValueError) as error:
-    raise InputError(f'{path.name}/config.json: {error}') from None
-  try:
-    path.mkdir(parents=True, exist_ok=True)
-    # Inside `path`: a rename is atomic only within one file system.
-    with tempfile.TemporaryDirectory(dir=path, prefix='.writing-') as draft:
-      draft = pathlib.Path(draft)
-      plain = {k: np.asarray(v, order='C') for k, v in tensors.items()}
-      save_file(plain, draft / 'model.safetensors', {'format': 'pt'})
-      (draft / 'config.json').write_text(text, encoding='utf-8')
-      for name in ('model.safetensors', 'config.json'):
-        os.replace(draft / name, path / name)
-  except OSError as error:
-    raise InputError(f'{path}: {error.strerror or error}') from None

@@ -44,12 +44,13 @@ class DSpineConfig(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
+    backbone.check_integers(self, 'rank', 'message', 'candidates')
     if self.rank > min(self.width, self.vocab - 1):
       raise InputError(
         f'rank = {self.rank} exceeds min(width, vocab - 1) = '
         f'{min(self.width, self.vocab - 1)}'
       )
-    if not 1 <= self.candidates <= self.vocab:
+    if self.candidates > self.vocab:
       raise InputError(
         f'candidates = {self.candidates} of a vocabulary of {self.vocab}'
       )

@@ -32,6 +32,15 @@ from spinejax.target.assemble import (
 )
 
 
+def is_finite(x: np.ndarray) -> bool:
+  """Whether every value is finite."""
+  with np.errstate(all='ignore'):
+    # Far cheaper than looking at each; a finite sum has finite terms.
+    if np.isfinite(np.sum(x, dtype=np.float32)):
+      return True
+  return bool(np.isfinite(x).all())
+
+
 class Tensors:
   """Named tensors, checked when they are fetched.
 
@@ -67,6 +76,10 @@ class Tensors:
   def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """The tensor; raises InputError if it is missing or not as expected."""
     x = self._fetch(name, shape)
+    if not is_finite(x):
+      raise InputError(
+        f'{self.source}: tensor {name!r} has values that are not finite'
+      )
     self._read.add(name)
     return x
 

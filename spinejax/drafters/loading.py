@@ -1,8 +1,11 @@
 """Loading a drafter by path or by name."""
 
 import dataclasses
+import numbers
 import os
 import pathlib
+
+import jax.numpy as jnp
 
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.bundle import is_bundle, read_bundle
@@ -14,6 +17,7 @@ from spinejax.errors import InputError
 from spinejax.target.loading import Target, to_device
 
 _WEIGHTS = pathlib.Path(__file__).parent / 'weights'
+_DTYPES = ('float32', 'bfloat16', 'float16')
 
 
 def plain_model(slots: int = 0) -> DraftModel:
@@ -57,14 +61,14 @@ def load_drafter(
     InputError: there is no such drafter, it is broken, or it was trained for
       another target.
   """
-  if block is not None and block < 2:
-    raise InputError(f'block = {block} leaves no slot to propose')
-  if source == 'plain':
-    return plain_model() if block is None else plain_model(block - 1)
-  if source == 'ngram':
-    return ngram_model() if block is None else ngram_model(block - 1)
+  _check(source, dtype, block)
+  if source in ('plain', 'ngram'):
+    if factored:
+      raise _not_factored(source)
+    make = plain_model if source == 'plain' else ngram_model
+    return make() if block is None else make(block - 1)
   path = _WEIGHTS / source if source in shipped() else pathlib.Path(source)
-  if not path.is_dir():
+  if not os.path.isdir(path):  # False also for a name that no path can have
     names = ', '.join(('plain', 'ngram', *shipped()))
     raise InputError(
       f'drafter {str(source)!r} is neither a directory nor one of {names}'
@@ -74,15 +78,39 @@ def load_drafter(
   if dtype is None:
     dtype = target.params.embed_VD.dtype
   drafter = model.drafter
+  if factored and not isinstance(model.params, DSpineParams):
+    raise _not_factored(drafter.name)
   if block is not None:
     cfg = dataclasses.replace(drafter.cfg, block=block)
     drafter = dataclasses.replace(drafter, cfg=cfg)
   params = to_device(model.params, dtype)
   if factored:
-    if not isinstance(params, DSpineParams):
-      raise InputError(
-        f'drafter {drafter.name} has no transition table to factor'
-      )
     tables = make_tables(drafter.cfg, params, target.params.head_VD)
     params = dataclasses.replace(params, tables=tables)
   return dataclasses.replace(model, drafter=drafter, params=params)
+
+
+def _check(source: object, dtype: object, block: object) -> None:
+  path = isinstance(source, str | os.PathLike) and os.fspath(source)
+  if not path or not isinstance(path, str):
+    raise InputError(
+      f'source = {source!r}, expected the name of a drafter or a directory'
+    )
+  if block is not None:
+    if not isinstance(block, numbers.Integral) or isinstance(block, bool):
+      raise InputError(f'block = {block!r}, expected an integer >= 2')
+    if block < 2:
+      raise InputError(f'block = {block} leaves no slot to propose')
+  if dtype is not None:
+    try:
+      name = jnp.dtype(dtype).name
+    except TypeError:
+      name = None
+    if name not in _DTYPES:
+      raise InputError(
+        f'dtype = {name or repr(dtype)}, expected one of {", ".join(_DTYPES)}'
+      )
+
+
+def _not_factored(name: str) -> InputError:
+  return InputError(f'drafter {name} has no transition table to factor')

@@ -110,12 +110,14 @@ def _rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     return rope_of_hf(hf)
   except InputError as error:
     raise InputError(str(error).removeprefix('config.json: ')) from None
-  except (KeyError, TypeError, ValueError) as error:
+  except (KeyError, OverflowError, TypeError, ValueError) as error:
     raise InputError(f'rope parameters: {error!r}') from None
 
 
 def _windows(top: Fields, layers: int) -> tuple[int | None, ...] | None:
-  kinds = top.get('layer_types', [_FULL] * layers)
+  kinds = top.get('layer_types')
+  if kinds is None:
+    return None
   fits = isinstance(kinds, list) and len(kinds) == layers
   if not fits or any(kind not in (_FULL, _SLIDING) for kind in kinds):
     raise InputError(

@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from spinejax import errors
+from spinejax.report.paths import portable_text
 
 # What a number is worth: a clock or counter on named hardware, a compiler's
 # own analysis, a formula with stated assumptions, random weights or forced
@@ -45,9 +46,6 @@ _FIELDS = {
   'metrics': list,
 }
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
-# An absolute path at the start of a word or behind '=', ',' or ':'; the
-# slashes of a URL do not match.
-_PATH = re.compile(r"""(?:^|(?<=[=,:'"(\[]))/(?!/)[^,:='")\]]*""")
 _UTC = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ')
 _CODE = ('spinejax', 'pallas_kernels', 'experiments', 'configs')
 
@@ -76,10 +74,10 @@ def command(argv: Sequence[str] | None = None) -> str:
     module = spec.name.removesuffix('.__main__')
     words = ['python', '-m', module]
   elif program.endswith('.py'):
-    words = ['python', _portable(program)]
+    words = ['python', portable_text(program)]
   else:
     words = [os.path.basename(program)]  # an installed script
-  return shlex.join(words + [_portable(word) for word in arguments])
+  return shlex.join(words + [portable_text(word) for word in arguments])
 
 
 def portable(config: Any) -> Any:
@@ -108,7 +106,7 @@ def versions() -> dict[str, Any]:
     'platform': f'{platform.system()} {platform.machine()}',
   }
   if flags := os.environ.get('XLA_FLAGS'):
-    found['xla_flags'] = ' '.join(_portable(flag) for flag in flags.split())
+    found['xla_flags'] = ' '.join(portable_text(flag) for flag in flags.split())
   found |= _revision()
   if jax.default_backend() == 'gpu':
     found |= _nvidia()
@@ -315,7 +313,7 @@ def _plain(value: Any, where: str, paths: bool = False) -> Any:
   if value is None or isinstance(value, bool | int):
     return value
   if isinstance(value, str):
-    return _portable(value) if paths else value
+    return portable_text(value) if paths else value
   if isinstance(value, float):
     if not math.isfinite(value):
       raise ValueError(f'{where}: {value} is not a JSON number')
@@ -341,17 +339,6 @@ def _where(row: int, key: str) -> str:
 
 def _refuse_constant(name: str) -> None:
   raise ValueError(f'{name} is not a JSON number')
-
-
-def _portable(text: str) -> str:
-  def shorten(match: re.Match[str]) -> str:
-    path = pathlib.PurePath(match.group())
-    here = pathlib.Path.cwd()
-    if path.is_relative_to(here):
-      return str(path.relative_to(here))
-    return f'path/to/{path.name}' if path.name else match.group()
-
-  return _PATH.sub(shorten, text)
 
 
 def _cpu_model() -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from spinejax.errors import InputError
 from spinejax.target.layers import LayerParams
 
-_DTYPES = ('float32', 'bfloat16', 'float16')
+DTYPES = ('float32', 'bfloat16', 'float16')
 # Constants, and the head where the config ties it to the embedding.
 _NEED_NO_READER = ('rotary_emb.inv_freq', 'attn_rot_embd', 'lm_head.weight')
 
@@ -31,14 +31,26 @@ def checked_fetch(get: Callable[[str], np.ndarray], source: str) -> Fetch:
       raise InputError(
         f'{source}: tensor {name!r} has shape {x.shape}, expected {shape}'
       )
-    if x.dtype.name not in _DTYPES:
+    if x.dtype.name not in DTYPES:
       raise InputError(
         f'{source}: tensor {name!r} has dtype {x.dtype.name}, expected one of '
-        f'{", ".join(_DTYPES)}'
+        f'{", ".join(DTYPES)}'
+      )
+    if not _finite(x):
+      raise InputError(
+        f'{source}: tensor {name!r} has values that are not finite'
       )
     return x
 
   return fetch
+
+
+def _finite(x: np.ndarray) -> bool:
+  """Whether all values are finite; the sum tells, at a fraction of the cost."""
+  with np.errstate(all='ignore'):
+    total = np.sum(x, dtype=np.float32)
+  # Finite values may still overflow a sum.
+  return bool(np.isfinite(total)) or bool(np.isfinite(x).all())
 
 
 def refuse_unread(names: Iterable[str], cfg, source: str) -> None:

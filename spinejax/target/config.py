@@ -1,15 +1,39 @@
 """Shapes of dense decoder-only transformers: Llama, Qwen2 and Qwen3."""
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from spinejax.errors import InputError
+from spinejax.target.parse import understood
 
 # Architecture names as Hugging Face's config.json and GGUF spell them.
 FAMILIES = ('llama', 'qwen2', 'qwen3')
+_SIZES = (
+  'vocab', 'width', 'layers', 'heads', 'kv_heads', 'head_dim', 'ffn',
+  'max_position',
+)  # fmt: skip
+
+
+def _whole(value: Any) -> bool:
+  return (
+    isinstance(value, numbers.Integral)
+    and not isinstance(value, bool)
+    and value >= 1
+  )
+
+
+def _positive(value: Any) -> bool:
+  return (
+    isinstance(value, numbers.Real)
+    and not isinstance(value, bool)
+    and math.isfinite(value)
+    and value > 0
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +44,28 @@ class RopeScaling:
   low_freq_factor: float
   high_freq_factor: float
   original_max_position: int
+
+  def __post_init__(self):
+    for name in ('factor', 'low_freq_factor', 'high_freq_factor'):
+      value = getattr(self, name)
+      if not _positive(value):
+        raise InputError(
+          f'rope scaling: {name} = {value!r}; expected a positive number'
+        )
+    if self.factor < 1:
+      raise InputError(
+        f'rope scaling: factor = {self.factor!r}; expected at least 1'
+      )
+    if self.low_freq_factor >= self.high_freq_factor:
+      raise InputError(
+        f'rope scaling: low_freq_factor = {self.low_freq_factor!r}; expected '
+        f'less than high_freq_factor = {self.high_freq_factor!r}'
+      )
+    if not _whole(self.original_max_position):
+      raise InputError(
+        f'rope scaling: original_max_position = {self.original_max_position!r}'
+        '; expected a positive whole number'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +105,21 @@ class TargetConfig:
       raise InputError(
         f'architecture {self.family!r} is not supported; expected one of '
         f'{", ".join(FAMILIES)}'
+      )
+    for name in _SIZES:
+      value = getattr(self, name)
+      if not _whole(value):
+        raise InputError(
+          f'{name} = {value!r}; expected a positive whole number'
+        )
+    for name in ('norm_eps', 'rope_base'):
+      value = getattr(self, name)
+      if not _positive(value):
+        raise InputError(f'{name} = {value!r}; expected a positive number')
+    if self.head_dim % 2:
+      raise InputError(
+        f'head_dim = {self.head_dim}; expected an even number, for rotary '
+        'embeddings turn pairs'
       )
     if self.heads % self.kv_heads:
       raise InputError(
@@ -116,26 +177,51 @@ def rope_of_hf(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
   Raises:
     InputError: the scaling is of a kind this library does not implement.
   """
-  rope = dict(hf.get('rope_parameters') or hf.get('rope_scaling') or {})
-  base = rope.get('rope_theta', hf.get('rope_theta', 1e4))
+  field = 'rope_parameters' if hf.get('rope_parameters') else 'rope_scaling'
+  rope = hf.get(field) or {}
+  if not isinstance(rope, Mapping):
+    raise InputError(f'config.json: {field} = {rope!r}; expected an object')
+  base = _number(rope if 'rope_theta' in rope else hf, 'rope_theta', 1e4)
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if hf.get('partial_rotary_factor', rope.get('partial_rotary_factor', 1)) != 1:
     raise InputError(
       'config.json: partial_rotary_factor other than 1 is not supported'
     )
   if kind == 'default':
-    return float(base), None
+    return base, None
   if kind != 'llama3':
     raise InputError(
       f'config.json: rope scaling {kind!r} is not supported; expected default '
       'or llama3'
     )
-  return float(base), RopeScaling(
-    factor=float(rope['factor']),
-    low_freq_factor=float(rope['low_freq_factor']),
-    high_freq_factor=float(rope['high_freq_factor']),
-    original_max_position=int(rope['original_max_position_embeddings']),
+  return base, RopeScaling(
+    factor=_number(rope, 'factor'),
+    low_freq_factor=_number(rope, 'low_freq_factor'),
+    high_freq_factor=_number(rope, 'high_freq_factor'),
+    original_max_position=_size(rope, 'original_max_position_embeddings'),
   )
+
+
+def _number(
+  hf: Mapping[str, Any], field: str, default: float | None = None
+) -> float:
+  """A number of a config; only an absent one gives the default."""
+  if field not in hf and default is None:
+    raise KeyError(field)
+  value = hf.get(field, default)
+  if isinstance(value, bool) or not isinstance(value, int | float):
+    raise InputError(f'config.json: {field} = {value!r}; expected a number')
+  return float(value)
+
+
+def _flag(hf: Mapping[str, Any], field: str) -> bool:
+  """A boolean of a config; null and absent are false."""
+  value = hf.get(field)
+  if value is not None and not isinstance(value, bool):
+    raise InputError(
+      f'config.json: {field} = {value!r}; expected true or false'
+    )
+  return bool(value)
 
 
 def _size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
@@ -153,7 +239,7 @@ def _size(hf: Mapping[str, Any], field: str, default: int | None = None) -> int:
 
 
 def _has_sliding_layers(hf: Mapping[str, Any], layers: int) -> bool:
-  if not hf.get('use_sliding_window'):
+  if not _flag(hf, 'use_sliding_window'):
     return False
   if hf.get('layer_types'):
     return 'sliding_attention' in hf['layer_types']
@@ -167,6 +253,11 @@ def config_of_hf(hf: Mapping[str, Any]) -> TargetConfig:
   Raises:
     InputError: a field is missing, or names something not implemented.
   """
+  with understood('config.json'):
+    return _config_of_hf(hf)
+
+
+def _config_of_hf(hf: Mapping[str, Any]) -> TargetConfig:
   family = hf.get('model_type')
   if family not in FAMILIES:
     raise InputError(
@@ -178,14 +269,14 @@ def config_of_hf(hf: Mapping[str, Any]) -> TargetConfig:
       f'config.json: hidden_act {hf["hidden_act"]!r} is not supported; '
       'expected silu'
     )
-  if hf.get('mlp_bias'):
+  if _flag(hf, 'mlp_bias'):
     raise InputError('config.json: mlp_bias true is not supported')
   if hf.get('quantization_config'):
     raise InputError(
       'config.json: quantization_config is not supported; expected float32, '
       'bfloat16 or float16 weights'
     )
-  if hf.get('attention_bias') and family != 'qwen2':
+  if _flag(hf, 'attention_bias') and family != 'qwen2':
     raise InputError(
       f'config.json: attention_bias true is not supported for {family}'
     )
@@ -206,10 +297,10 @@ def config_of_hf(hf: Mapping[str, Any]) -> TargetConfig:
       kv_heads=_size(hf, 'num_key_value_heads', heads),
       head_dim=_size(hf, 'head_dim', width // heads),
       ffn=_size(hf, 'intermediate_size'),
-      norm_eps=float(hf.get('rms_norm_eps', 1e-6)),
+      norm_eps=_number(hf, 'rms_norm_eps', 1e-6),
       rope_base=base,
       rope_scaling=scaling,
-      tied=bool(hf.get('tie_word_embeddings', False)),
+      tied=_flag(hf, 'tie_word_embeddings'),
       qkv_bias=family == 'qwen2',
       qk_norm=family == 'qwen3',
       max_position=_size(hf, 'max_position_embeddings', 8192),

@@ -20,6 +20,7 @@ from spinejax.target.config import (
   rope_frequencies,
 )
 from spinejax.target.model import TargetParams
+from spinejax.target.parse import understood
 
 # A layer's tensors as llama.cpp names them, by their Hugging Face names.
 _LAYER_NAMES = {
@@ -74,6 +75,11 @@ def config_of_gguf(fields: dict, names: set[str], source: str) -> TargetConfig:
   Raises:
     InputError: the architecture is unknown or a field is missing.
   """
+  with understood(source):
+    return _config_of_gguf(fields, names, source)
+
+
+def _config_of_gguf(fields: dict, names: set[str], source: str) -> TargetConfig:
   arch = fields.get('general.architecture')
   if arch not in FAMILIES:
     raise InputError(

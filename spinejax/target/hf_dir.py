@@ -1,7 +1,7 @@
 """Reading a target from a Hugging Face directory, without torch."""
 
-import json
 import pathlib
+import reprlib
 
 import numpy as np
 from safetensors import safe_open
@@ -14,19 +14,24 @@ from spinejax.target.assemble import (
 )
 from spinejax.target.config import TargetConfig, config_of_hf
 from spinejax.target.model import TargetParams
+from spinejax.target.parse import read_json
+
+__all__ = ['SafetensorsDir', 'read_hf', 'read_json']
 
 
-def read_json(path: pathlib.Path) -> dict:
-  """A JSON object from a file, or an InputError that names the file."""
-  try:
-    value = json.loads(path.read_text(encoding='utf-8'))
-  except FileNotFoundError:
-    raise InputError(f'{path}: no such file') from None
-  except (UnicodeDecodeError, json.JSONDecodeError) as error:
-    raise InputError(f'{path}: not valid JSON ({error})') from None
-  if not isinstance(value, dict):
-    raise InputError(f'{path}: expected a JSON object')
-  return value
+def _weight_map(index: pathlib.Path) -> dict[str, str]:
+  """Tensor name -> file name, of an index."""
+  names = read_json(index).get('weight_map')
+  if (
+    not isinstance(names, dict)
+    or not names
+    or not all(isinstance(file, str) for file in names.values())
+  ):
+    raise InputError(
+      f'{index}: weight_map = {reprlib.repr(names)}; expected tensor names and '
+      'the file of each'
+    )
+  return names
 
 
 class SafetensorsDir:
@@ -38,8 +43,8 @@ class SafetensorsDir:
 
   def __init__(self, path: pathlib.Path):
     index = path / 'model.safetensors.index.json'
-    if index.is_file():
-      names = read_json(index).get('weight_map', {})
+    if index.exists():
+      names = _weight_map(index)
       files = {f: path / f for f in set(names.values())}
     else:
       names = None

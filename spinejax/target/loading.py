@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import os
 import pathlib
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spinejax.errors import InputError
+from spinejax.target.assemble import DTYPES
 from spinejax.target.config import TargetConfig, config_of_hf
 from spinejax.target.gguf_file import (
   config_of_gguf,
@@ -91,6 +93,8 @@ def find(source: str) -> pathlib.Path:
   Raises:
     InputError: it is neither a directory nor a `.gguf` file.
   """
+  if not isinstance(source, str | os.PathLike) or not os.fspath(source):
+    raise InputError(f'target = {source!r}; expected a name or a path')
   path = packaged_path(source) if source in PACKAGED else pathlib.Path(source)
   if not path.is_dir() and path.suffix != '.gguf':
     raise InputError(
@@ -106,7 +110,7 @@ def target_config(source: str) -> TargetConfig:
   Raises:
     InputError: there is no such target, or it is not supported.
   """
-  if source in PRESETS:
+  if isinstance(source, str) and source in PRESETS:
     return PRESETS[source]
   try:
     path = find(source)
@@ -116,6 +120,21 @@ def target_config(source: str) -> TargetConfig:
     return config_of_hf(read_json(path / 'config.json'))
   reader, fields = open_gguf(path)
   return config_of_gguf(fields, {t.name for t in reader.tensors}, path.name)
+
+
+def check_dtype(dtype) -> None:
+  """Refuses a dtype that no weights of a target can take.
+
+  Raises:
+    InputError: names the dtype.
+  """
+  try:
+    known = dtype is not None and jnp.dtype(dtype).name in DTYPES
+  except TypeError:
+    known = False
+  if not known:
+    name = getattr(dtype, '__name__', dtype)
+    raise InputError(f'dtype = {name}, expected one of {", ".join(DTYPES)}')
 
 
 def load_target(source: str, dtype=jnp.float32) -> Target:
@@ -128,6 +147,7 @@ def load_target(source: str, dtype=jnp.float32) -> Target:
   Raises:
     InputError: the source does not exist, is broken or is not supported.
   """
+  check_dtype(dtype)
   path = find(source)
   if path.is_dir():
     cfg, params = read_hf(path)

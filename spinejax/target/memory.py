@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from spinejax.errors import InputError
 from spinejax.target.config import TargetConfig
 
+# Of `decode.loop`, which this package cannot import.
+_PREFILL_CHUNK = 128
+
 
 def kv_bytes(shape, batch: int, capacity: int, dtype) -> int:
   """Bytes of the keys and values of a model of `shape`."""
@@ -25,11 +28,17 @@ def memory_table(
       where it has layers.
   """
   item = jnp.dtype(dtype).itemsize
+  # The target reads a chunk of a prompt or a block; the drafter only a block.
   rows = draft_cfg.slots + 1 if draft_cfg is not None else 1
+  score_rows = max(
+    cfg.heads * max(rows, _PREFILL_CHUNK),
+    getattr(draft_cfg, 'heads', 0) * rows,
+  )
   table = {
     'target weights': cfg.parameters * item,
     'target KV cache': kv_bytes(cfg, batch, capacity, dtype),
     'logits': batch * rows * cfg.vocab * 4,
+    'attention scores': batch * score_rows * capacity * 4,
   }
   if hasattr(draft_cfg, 'layers'):
     layer = (
@@ -64,7 +73,10 @@ def available_bytes() -> int | None:
 
 
 def check_memory(target, draft, batch: int, capacity: int) -> None:
-  """Refuses caches that cannot fit, before they are allocated.
+  """Refuses what cannot fit, before it is allocated.
+
+  The caches stay and the scores of a layer come and go: where the caches alone
+  are too much, only they are named.
 
   Raises:
     InputError: says how much is needed and how much there is.
@@ -73,8 +85,13 @@ def check_memory(target, draft, batch: int, capacity: int) -> None:
   table = memory_table(target.cfg, draft.drafter.cfg, batch, capacity, dtype)
   need = sum(v for k, v in table.items() if 'KV' in k or k == 'logits')
   have = available_bytes()
-  if have is not None and need > have:
-    raise InputError(
-      f'batch {batch} at capacity {capacity} needs {need / 2**30:.1f} GiB for '
-      f'caches and logits; {have / 2**30:.1f} GiB are free'
-    )
+  for what, more in (
+    ('caches and logits', 0),
+    ('caches, logits and attention scores', table['attention scores']),
+  ):
+    if have is not None and need + more > have:
+      raise InputError(
+        f'batch {batch} at capacity {capacity} needs '
+        f'{(need + more) / 2**30:.1f} GiB for {what}; {have / 2**30:.1f} GiB '
+        'are free'
+      )

@@ -2,8 +2,11 @@
 
 import dataclasses
 import datetime
+import functools
 import pathlib
+import reprlib
 from collections.abc import Sequence
+from typing import Any
 
 import jinja2
 import jinja2.sandbox
@@ -11,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from spinejax.errors import InputError
-from spinejax.target.hf_dir import read_json
+from spinejax.target.parse import one_line, read_json, understood
 
 _SPLIT_GPT4 = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -42,6 +45,7 @@ _PRE_TOKENIZERS = {
   'qwen2': (_SPLIT_GPT4, normalizers.NFC),
   'llama-bpe': (_SPLIT_GPT4.replace(r'\p{N}|', r'\p{N}{1,3}|', 1), None),
 }
+_SPECIALS = ('bos_token', 'eos_token')
 _SPECIAL_TOKEN_TYPES = (3, 4)  # control, user-defined
 
 
@@ -61,12 +65,25 @@ class Tokenizer:
   template: str | None
   specials: dict[str, str]
 
-  @property
+  @functools.cached_property
   def size(self) -> int:
-    return self.inner.get_vocab_size(with_added_tokens=True)
+    """The largest id and one: ids may have gaps."""
+    ids = self.inner.get_vocab(with_added_tokens=True).values()
+    return max(ids, default=-1) + 1
 
   def encode(self, text: str) -> list[int]:
-    """Ids of the text; special tokens in it are recognised, none added."""
+    """Ids of the text; special tokens in it are recognised, none added.
+
+    Raises:
+      InputError: the text has half a surrogate pair, which no encoding has.
+    """
+    try:
+      text.encode('utf-8')
+    except UnicodeEncodeError as error:
+      raise InputError(
+        f'the text is not valid Unicode: {text[error.start]!r} at character '
+        f'{error.start}'
+      ) from None
     return self.inner.encode(text, add_special_tokens=False).ids
 
   def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
@@ -100,7 +117,11 @@ class Tokenizer:
         messages=list(messages), add_generation_prompt=True, **self.specials
       )
     except jinja2.TemplateError as error:
-      raise InputError(f'chat template: {error}') from None
+      raise InputError(f'chat template: {one_line(error)}') from None
+    except Exception as error:  # what a template computes may fail in any way
+      raise InputError(
+        f'chat template: {type(error).__name__}: {one_line(error)}'
+      ) from None
 
   def encode_chat(self, turns: Sequence[str]) -> list[int]:
     """Ids of a chat of user and assistant turns, alternating."""
@@ -118,6 +139,11 @@ def tokenizer_of_gguf(fields: dict, source: str) -> Tokenizer:
   Raises:
     InputError: the file has another kind of tokenizer, or none.
   """
+  with understood(source):
+    return _tokenizer_of_gguf(fields, source)
+
+
+def _tokenizer_of_gguf(fields: dict, source: str) -> Tokenizer:
   kind, pre = (
     fields.get('tokenizer.ggml.model'),
     fields.get('tokenizer.ggml.pre'),
@@ -157,8 +183,8 @@ def tokenizer_of_gguf(fields: dict, source: str) -> Tokenizer:
   bos = fields.get('tokenizer.ggml.bos_token_id')
   return Tokenizer(
     inner=inner,
-    stop_ids=_stop_ids(inner, [] if eos is None else [eos]),
-    template=fields.get('tokenizer.chat_template'),
+    stop_ids=_stop_ids(inner, [] if eos is None else [eos], source),
+    template=_template(fields.get('tokenizer.chat_template'), source),
     specials={
       'bos_token': '' if bos is None else tokens[bos],
       'eos_token': '' if eos is None else tokens[eos],
@@ -172,8 +198,13 @@ def tokenizer_of_hf(path: pathlib.Path) -> Tokenizer:
   The stop ids are those of `generation_config.json` (or `config.json`).
 
   Raises:
-    InputError: `tokenizer.json` is missing or broken.
+    InputError: `tokenizer.json` is missing, or a file is broken.
   """
+  with understood(path):
+    return _tokenizer_of_hf(path)
+
+
+def _tokenizer_of_hf(path: pathlib.Path) -> Tokenizer:
   file = path / 'tokenizer.json'
   if not file.is_file():
     raise InputError(f'{file}: no such file (the target has no tokenizer)')
@@ -181,35 +212,77 @@ def tokenizer_of_hf(path: pathlib.Path) -> Tokenizer:
     inner = tokenizers.Tokenizer.from_file(str(file))
   except Exception as error:  # the Rust side raises bare Exception
     raise InputError(f'{file}: not a tokenizer ({error})') from None
-  settings = path / 'tokenizer_config.json'
-  settings = read_json(settings) if settings.is_file() else {}
-  template = settings.get('chat_template')
-  if (path / 'chat_template.jinja').is_file():
-    template = (path / 'chat_template.jinja').read_text(encoding='utf-8')
-  if isinstance(template, list):  # named templates
-    template = {t['name']: t['template'] for t in template}.get('default')
-
-  def text(name):
-    value = settings.get(name) or ''
-    return value['content'] if isinstance(value, dict) else value
-
+  # Settings of training that the file may carry; they cut and pad prompts.
+  inner.no_truncation()
+  inner.no_padding()
+  file = path / 'tokenizer_config.json'
+  settings = read_json(file) if file.exists() else {}
+  specials = {k: _special(settings, k, file) for k in _SPECIALS}
+  template, jinja = settings.get('chat_template'), path / 'chat_template.jinja'
+  if jinja.exists():
+    template, file = _read_template(jinja), jinja
   eos = None
   for name in ('generation_config.json', 'config.json'):
-    if eos is None and (path / name).is_file():
-      eos = read_json(path / name).get('eos_token_id')
+    if eos is None and (path / name).exists():
+      eos, where = read_json(path / name).get('eos_token_id'), path / name
+  if eos is None or eos == []:
+    eos, where = inner.token_to_id(specials['eos_token']), path
   eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-  if not eos and text('eos_token'):
-    eos = [inner.token_to_id(text('eos_token'))]
   return Tokenizer(
     inner=inner,
-    stop_ids=_stop_ids(inner, eos),
-    template=template,
-    specials={'bos_token': text('bos_token'), 'eos_token': text('eos_token')},
+    stop_ids=_stop_ids(inner, eos, where),
+    template=_template(template, file),
+    specials=specials,
   )
 
 
-def _stop_ids(inner: tokenizers.Tokenizer, eos: list[int]) -> tuple[int, ...]:
+def _special(settings: dict, name: str, file: pathlib.Path) -> str:
+  """The text of a special token in `tokenizer_config.json`, or ''."""
+  value = settings.get(name)
+  if isinstance(value, dict):
+    value = value.get('content')
+  if value is not None and not isinstance(value, str):
+    raise InputError(
+      f'{file}: {name} = {reprlib.repr(settings[name])}; expected a string'
+    )
+  return value or ''
+
+
+def _read_template(file: pathlib.Path) -> str:
+  try:
+    return file.read_text(encoding='utf-8')
+  except OSError as error:
+    raise InputError(
+      f'chat template: {file} cannot be read ({error.strerror})'
+    ) from None
+  except UnicodeDecodeError as error:
+    raise InputError(f'chat template: {file} is not UTF-8 ({error})') from None
+
+
+def _template(value: Any, source: str | pathlib.Path) -> str | None:
+  """The chat template: a string, or the default of a list of named ones."""
+  template = value
+  if isinstance(value, list) and all(isinstance(t, dict) for t in value):
+    named = {str(t.get('name')): t.get('template') for t in value}
+    template = named.get('default')
+  if template is not None and not isinstance(template, str):
+    raise InputError(
+      f'chat template: {reprlib.repr(value)} in {source}; expected a string'
+    )
+  return template
+
+
+def _stop_ids(
+  inner: tokenizers.Tokenizer, eos: list[Any], source: str | pathlib.Path
+) -> tuple[int, ...]:
   """The configured ids, and the end-of-turn tokens the vocabulary knows."""
+  for i in eos:
+    known = type(i) is int and 0 <= i < 2**32  # as Rust has them
+    if not known or inner.id_to_token(i) is None:
+      raise InputError(
+        f'{source}: eos_token_id = {reprlib.repr(i)}; expected the id of a '
+        'token'
+      )
   known = ('<|im_end|>', '<|endoftext|>', '<|eot_id|>', '<|end_of_text|>')
   ids = {inner.token_to_id(t) for t in known} | set(eos)
   return tuple(sorted(i for i in ids if i is not None))

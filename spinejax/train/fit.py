@@ -155,6 +155,7 @@ def fit(
   Raises:
     InputError: the drafter, the data or a setting does not fit the target or
       each other, or there is not enough memory; before anything is computed.
+      Later, if the loss is no longer finite.
   """
   check(
     target, cfg, data, train, batch=batch, seconds=seconds, log_every=log_every
@@ -189,8 +190,16 @@ def fit(
         jnp.asarray(next(feed)),
         schedule(train, loss, step),
       )
-      if report and log is not None and (step + 1) % log_every == 0:
-        log(step + 1, jax.device_get(scalars))
+      if report and ((step + 1) % log_every == 0 or step + 1 == steps):
+        told = jax.device_get(scalars)
+        # NaN stays NaN: seen here, it has spoilt the weights for good.
+        if not np.isfinite(told['loss']):
+          raise InputError(
+            f'the loss is {told["loss"]} at step {step + 1}; lower '
+            f'learning_rate = {train.learning_rate}'
+          )
+        if log is not None and (step + 1) % log_every == 0:
+          log(step + 1, told)
     return jax.block_until_ready(state)
 
   if seconds:

@@ -295,7 +295,10 @@ def test_summary(rows, line):
       dict(temperature=-1.0),
       'temperature = -1.0, expected 0 (greedy) or 0.0001..10000',
     ),
-    (dict(top_k=-1), 'top_k = -1, expected a whole number, at least 0 (0 keeps all)'),
+    (
+      dict(top_k=-1),
+      'top_k = -1, expected a whole number, at least 0 (0 keeps all)',
+    ),
     (dict(top_p=0.0), 'top_p = 0.0, expected above 0 and at most 1'),
   ),
 )

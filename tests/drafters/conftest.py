@@ -1,8 +1,12 @@
 """Fixtures of the drafter tests."""
 
+import dataclasses
+
+import jax.numpy as jnp
 import pytest
 
-from tests.drafters.runs import Run, load_run
+from spinejax.drafters.codes import codes_hash, fit_basis, token_codes
+from tests.drafters.runs import Run, Trained, load_run
 
 
 @pytest.fixture(scope='session')
@@ -18,3 +22,14 @@ def sliding() -> Run:
 @pytest.fixture(scope='session')
 def spine() -> Run:
   return load_run('dspine-b6')
+
+
+@pytest.fixture
+def trained(spine) -> Trained:
+  """The golden drafter, with codes of our own basis."""
+  head_VD = spine.target.head_VD
+  basis = fit_basis(head_VD, spine.cfg.rank)
+  codes = token_codes(head_VD, basis)
+  params = dataclasses.replace(spine.params, codes_VR=jnp.float32(codes))
+  model = dataclasses.replace(spine.model, params=params)
+  return Trained(model, basis, spine.target.head_hash, codes_hash(codes))

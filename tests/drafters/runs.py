@@ -9,9 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
-from spinejax.drafters import DraftModel, backbone, dflash, dspine, load_drafter
+from spinejax.drafters import (
+  DraftModel,
+  backbone,
+  dflash,
+  dspine,
+  load_drafter,
+  write_bundle,
+)
 from spinejax.drafters.backbone import Place
 from spinejax.drafters.base import DraftCache, History, TargetView
+from spinejax.drafters.codes import Basis
 from spinejax.target import Target, TargetConfig, TargetParams
 from spinejax.verify.sampling import Sampling
 
@@ -21,6 +29,7 @@ quick_jit = functools.partial(
   static_argnums=0,
   compiler_options={'xla_backend_optimization_level': 0},
 )
+CARD = {'target': 'tiny', 'steps': 12, 'tokens_per_round': {'chat': 2.5}}
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'drafters'
 
 
@@ -81,6 +90,28 @@ class Run:
       keys_B,
       Sampling.make(B) if sampling is None else sampling,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """A drafter of which everything is known that a bundle wants."""
+
+  model: DraftModel
+  basis: Basis
+  head_hash: str
+  codes_hash: str
+
+  def write(self, path, card=CARD, **options):
+    write_bundle(
+      path,
+      self.model,
+      self.basis,
+      self.head_hash,
+      self.codes_hash,
+      card,
+      **options,
+    )
+    return path
 
 
 @quick_jit

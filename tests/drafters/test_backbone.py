@@ -39,6 +39,43 @@ def test_tap_ids_are_the_published_ones(layers, expected):
   assert tap_ids(layers, 1) == (layers // 2,)
 
 
+def test_a_target_too_shallow_for_the_taps(refused):
+  assert tap_ids(8, 5) == (1, 2, 3, 4, 5)
+  for layers, taps, least in ((7, 5, 8), (4, 2, 5), (2, 1, 3)):
+    with refused(
+      f'target of {layers} layers has too few for {taps} taps, expected at '
+      f'least {least}'
+    ):
+      tap_ids(layers, taps)
+
+
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    ({'norm_eps': 0.0}, 'norm_eps = 0.0, expected a positive, finite number'),
+    ({'rope_base': np.inf}, 'rope_base = inf, expected a positive, finite...'),
+    ({'rope_base': None}, 'rope_base = None, expected a positive, finite...'),
+    ({'softcap': 0.0}, 'softcap = 0.0, expected a positive, finite number'),
+    ({'head_dim': 15}, 'head_dim = 15, expected an even number'),
+    (
+      {'output_multiplier': 0.0},
+      'output_multiplier = 0.0, expected finite and not zero',
+    ),
+    ({'embedding_scale': np.nan}, 'embedding_scale = nan, expected finite...'),
+    ({'kv_heads': 0}, 'kv_heads = 0, expected an integer >= 1'),
+    ({'block': 2.5}, 'block = 2.5, expected an integer >= 1'),
+    ({'mask_id': -1}, 'mask_id = -1, expected an integer >= 0'),
+    ({'message': 0}, 'message = 0, expected an integer >= 1'),
+    ({'rank': '8'}, "rank = '8', expected an integer >= 1"),
+    ({'windows': (None, 0, 3)}, 'windows = (None, 0, 3), expected integers...'),
+    ({'taps': (1, 'a')}, "taps = (1, 'a'), expected ascending layer ids"),
+  ],
+)
+def test_configs_without_meaning_are_refused(spine, refused, change, message):
+  with refused(message):
+    dataclasses.replace(spine.cfg, **change)
+
+
 @pytest.mark.parametrize(
   'causal, windows',
   [

@@ -1,24 +1,23 @@
 """The library's own format, and loading by name."""
 
 import dataclasses
+import hashlib
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from spinejax.drafters import (
   load_drafter,
-  loading,
   random_backbone,
   read_bundle,
   read_checkpoint,
   write_bundle,
 )
 from spinejax.drafters.base import DraftModel
-from spinejax.drafters.codes import Basis, codes_hash, fit_basis, token_codes
+from spinejax.drafters.codes import Basis
 from spinejax.drafters.dspine import (
   DSpineConfig,
   DSpineParams,
@@ -26,52 +25,21 @@ from spinejax.drafters.dspine import (
   dspine,
 )
 from spinejax.errors import InputError
-from tests.drafters.runs import make_target
+from tests.drafters.runs import CARD, make_target
 
-CARD = {'target': 'tiny', 'steps': 12, 'tokens_per_round': {'chat': 2.5}}
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-  """A drafter of which everything is known that a bundle wants."""
-
-  model: DraftModel
-  basis: Basis
-  head_hash: str
-  codes_hash: str
-
-  def write(self, path, card=CARD, **options):
-    write_bundle(
-      path,
-      self.model,
-      self.basis,
-      self.head_hash,
-      self.codes_hash,
-      card,
-      **options,
-    )
-    return path
+NAN = np.full(64, np.nan, np.float32)
 
 
-@pytest.fixture
-def trained(spine) -> Trained:
-  """The golden drafter, with codes of our own basis."""
-  head_VD = spine.target.head_VD
-  basis = fit_basis(head_VD, spine.cfg.rank)
-  codes = token_codes(head_VD, basis)
-  params = dataclasses.replace(spine.params, codes_VR=jnp.float32(codes))
-  model = dataclasses.replace(spine.model, params=params)
-  return Trained(model, basis, spine.target.head_hash, codes_hash(codes))
-
-
-def change(path, config=None, tensors=(), drop=()):
-  if config:
-    hf = json.loads((path / 'config.json').read_text())
-    hf['spinejax'] |= config
-    (path / 'config.json').write_text(json.dumps(hf))
+def change(path, config=(), tensors=(), drop=()):
+  """Changes a bundle, its hash included; a field of None is dropped."""
   weights = load_file(path / 'model.safetensors') | dict(tensors)
   weights = {k: v for k, v in weights.items() if k not in drop}
   save_file(weights, path / 'model.safetensors')
+  digest = hashlib.sha256((path / 'model.safetensors').read_bytes())
+  hf = json.loads((path / 'config.json').read_text())
+  own = hf['spinejax'] | {'weights_sha256': digest.hexdigest()} | dict(config)
+  hf['spinejax'] = {k: v for k, v in own.items() if v is not None}
+  (path / 'config.json').write_text(json.dumps(hf))
 
 
 def test_bundle_is_read_as_it_was_written(trained, spine, tmp_path):
@@ -172,7 +140,44 @@ def test_another_target_is_refused(trained, spine, tmp_path, seed):
       "'transfer_axes' is float32 of shape .* expected float64",
     ),
     ({}, {}, ['transfer_eigenvalues'], "'transfer_eigenvalues' is missing"),
-    ({}, {}, ['fc.weight.q8'], "tensor 'fc.weight' is missing"),
+    (
+      {},
+      {},
+      ['fc.weight.q8', 'fc.weight.scale'],
+      "tensor 'fc.weight' is missing",
+    ),
+    (
+      {},
+      {},
+      ['fc.weight.q8'],
+      "'fc.weight.scale' is there, but 'fc.weight.q8' is missing",
+    ),
+    (
+      {},
+      {'fc.weight': np.ones((64, 192), np.float32)},
+      [],
+      "'fc.weight' and 'fc.weight.q8' are both there, expected one",
+    ),
+    ({}, {'fc.weight.scale': NAN}, [], "'fc.weight.scale' has values that are"),
+    ({}, {'norm.weight': NAN}, [], "'norm.weight' has values that are not fin"),
+    ({}, {'transfer_mean': np.float64(NAN)}, [], "'transfer_mean' has values"),
+    (
+      {},
+      {'transfer_eigenvalues': np.zeros(24)},
+      [],
+      "'transfer_eigenvalues' has 0.0, expected positive values",
+    ),
+    ({'weights_sha256': None}, {}, [], "spinejax lacks 'weights_sha256'"),
+    (
+      {'weights_sha256': 5},
+      {},
+      [],
+      'spinejax.weights_sha256 = 5, expected hex',
+    ),
+    ({'head_hash': 'x'}, {}, [], "spinejax.head_hash = 'x', expected hex dig"),
+    ({'head_hash': None}, {}, [], "spinejax lacks 'head_hash'"),
+    ({'codes_hash': 5}, {}, [], 'spinejax.codes_hash = 5, expected hex digits'),
+    ({'card': []}, {}, [], r'spinejax.card = \[\], expected an object'),
     ({}, {}, ['fc.weight.scale'], "tensor 'fc.weight.scale' is missing"),
     (
       {},
@@ -229,7 +234,9 @@ def test_nothing_is_written_that_could_not_be_read(trained, flash, tmp_path):
     params, backbone=jax.tree.map(lambda x: x * np.nan, params.backbone)
   )
   model = dataclasses.replace(trained.model, params=nan)
-  with pytest.raises(InputError, match='is not finite'):
+  with pytest.raises(
+    InputError, match="'fc.weight' has values that are not fin"
+  ):
     dataclasses.replace(trained, model=model).write(path, eight_bit=True)
   assert not path.exists()
 
@@ -265,41 +272,6 @@ def test_drafter_of_smollm2_takes_less_than_24_mb(tmp_path):
   params = DSpineParams(zeros, injection, np.zeros((1, R), np.float32))
   basis = Basis(np.zeros((D, R)), np.zeros(R), np.zeros(D))
   model = DraftModel(dspine(cfg), params)
-  write_bundle(tmp_path, model, basis, '', '', {}, eight_bit=True)
+  write_bundle(tmp_path, model, basis, '0', '0', {}, eight_bit=True)
   size = (tmp_path / 'model.safetensors').stat().st_size
   assert 21e6 < size < 23.5e6
-
-
-def test_loading_by_name(flash):
-  target = flash.target
-  plain = load_drafter('plain', target)
-  assert (plain.drafter.name, plain.drafter.slots) == ('plain', 0)
-  assert load_drafter('plain', target, block=16).drafter.slots == 15
-  ngram = load_drafter('ngram', target)
-  assert (ngram.drafter.name, ngram.drafter.slots) == ('ngram', 15)
-  assert load_drafter('ngram', target, block=5).drafter.slots == 4
-  for missing in ('smollm2-135m-dspin', '/nowhere/at-all'):
-    with pytest.raises(InputError, match='neither a directory nor one of plai'):
-      load_drafter(missing, target)
-
-
-def test_shipped_drafters_are_found_by_name(
-  trained, spine, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(loading, '_WEIGHTS', tmp_path)
-  (tmp_path / 'unfinished').mkdir()
-  trained.write(tmp_path / 'tiny-dspine')
-  assert loading.shipped() == ('tiny-dspine',)
-  model = load_drafter('tiny-dspine', spine.target)
-  assert model.drafter.cfg == spine.cfg
-  with pytest.raises(InputError, match='one of plain, ngram, tiny-dspine$'):
-    load_drafter('unfinished', spine.target)
-
-
-def test_loaded_weights_take_dtype_and_block(flash):
-  model = load_drafter(flash.path, flash.target, jnp.bfloat16, block=3)
-  assert {x.dtype.name for x in jax.tree.leaves(model.params)} == {'bfloat16'}
-  assert (model.drafter.slots, model.drafter.cfg.block) == (2, 3)
-  assert load_drafter(flash.path, flash.target).drafter == flash.model.drafter
-  with pytest.raises(InputError, match='block = 1 leaves no slot'):
-    load_drafter(flash.path, flash.target, block=1)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from spinejax.decode.loop import PREFILL_CHUNK
 from spinejax.drafters import backbone
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.dspine import DSpineParams, dspine
@@ -63,6 +64,8 @@ def test_target(dtype):
   rows = sum(x.nbytes for x in (*cache.k, *cache.v))
   assert table['target KV cache'] == rows
   assert table['logits'] == BATCH * CFG.vocab * 4
+  scores = BATCH * CFG.heads * PREFILL_CHUNK * CAPACITY * 4
+  assert table['attention scores'] == scores
   assert table['total'] == sum(v for k, v in table.items() if k != 'total')
 
 
@@ -128,9 +131,28 @@ def test_check_memory_says_how_much_is_needed(monkeypatch, refused):
     'and logits; 3.0 GiB are free'
   ):
     check_memory(fake_target(), draft, 64, capacity)
+  monkeypatch.setattr(memory, 'available_bytes', lambda have=need: have)
+  need += 64 * CFG.heads * PREFILL_CHUNK * capacity * 4
+  with refused(
+    f'batch 64 at capacity {capacity} needs {need / 2**30:.1f} GiB for caches, '
+    'logits and attention scores; ... GiB are free'
+  ):
+    check_memory(fake_target(), draft, 64, capacity)
   for enough in (need, None):  # None: it cannot be told
     monkeypatch.setattr(memory, 'available_bytes', lambda have=enough: have)
     check_memory(fake_target(), draft, 64, capacity)
   monkeypatch.setattr(memory, 'available_bytes', lambda: need - 1)
   with refused('batch 64 at capacity ...'):
     check_memory(fake_target(), draft, 64, capacity)
+
+
+def test_a_block_whose_scores_fit_nowhere(refused):
+  cfg = dataclasses.replace(CFG, vocab=8, width=8, layers=1)
+  draft = ngram_model(slots=999_999)
+  target = fake_target()
+  target.cfg = cfg
+  with refused(
+    'batch 1 at capacity 1048576 needs 12... GiB for caches, logits and '
+    'attention scores; ... GiB are free'
+  ):
+    check_memory(target, draft, 1, 2**20)
