@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, config_flags
 from spinejax.errors import InputError
 
 _CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
-_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]*')
+_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
 def run(main: Callable[[ConfigDict], None]) -> None:

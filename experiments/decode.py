@@ -27,6 +27,8 @@ def settings_of(config) -> compare.Settings:
   if not config.drafters:
     raise InputError('drafters is empty, expected at least one')
   for name in config.drafters:
+    if not isinstance(name, str):
+      raise InputError(f'drafters has {name!r}, expected names or paths')
     if name == 'plain':
       raise InputError('drafters: plain is always run, leave it out')
     if config.drafters.count(name) > 1:
@@ -107,8 +109,8 @@ def main(config):
   out, started = console.Console(), report.results.now()
   settings, sets = settings_of(config), prompt_sets(config)
   dtype = common.dtype(config.dtype)
-  logs = common.folder(config.tensorboard) / 'decode' / config.name
-  common.folder(config.results)
+  logs = common.folder(f'{config.tensorboard}/decode/{config.name}')
+  common.folder(f'{config.results}/decode')
   target, drafters = load(config, dtype)
   for prompts in sets:
     first = [turns[:1] for turns in prompts.turns]

@@ -6,11 +6,14 @@ import numpy as np
 from absl import logging
 
 from experiments import common
+from spinejax.decode.request import whole
 from spinejax.drafters.bundle import write_bundle
 from spinejax.drafters.codes import codes_hash
 from spinejax.drafters.dspine import dspine
+from spinejax.drafters.files import check_destination
 from spinejax.drafters.loading import DraftModel
 from spinejax.errors import InputError
+from spinejax.report.results import portable
 from spinejax.report.tensorboard import Writer
 from spinejax.target.loading import load_target
 from spinejax.train import self_data
@@ -22,7 +25,10 @@ def main(config):
   train = TrainConfig(**config.training)
   data = self_data.load(pathlib.Path(config.data))
   manifest = self_data.load_manifest(pathlib.Path(config.data))
+  whole('training.seed', train.seed, 0, 2**31)
   dtype, out = common.dtype(config.dtype), common.folder(config.out)
+  check_destination(out)
+  common.folder(out / 'tensorboard')
   target = load_target(config.target, dtype)
   if manifest['head_hash'] != target.head_hash:
     raise InputError(
@@ -52,7 +58,7 @@ def main(config):
     'data': manifest,
     'steps': done.steps,
     'seconds': round(done.seconds, 1),
-    'training': config.to_dict(),
+    'training': portable(config.to_dict()),
   }
   write_bundle(
     out, DraftModel(dspine(cfg), done.params, target.head_hash), done.basis,

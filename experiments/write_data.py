@@ -1,15 +1,14 @@
 """Lets a target write the data its drafter is trained on."""
 
-import json
 import time
 
 import numpy as np
 from absl import logging
 
 from experiments import common
+from spinejax.decode.request import whole
 from spinejax.errors import InputError
 from spinejax.prompts import read_prompts
-from spinejax.report.results import atomic_write
 from spinejax.target.loading import load_target
 from spinejax.train import self_data
 
@@ -38,6 +37,12 @@ SUFFIX = {'problem': _REASON, 'like_given': _REASON}
 def check(config) -> list[str]:
   """The prompts to answer; refuses what can be seen before loading."""
   common.positive(config, 'length', 'max_prompt', 'max_turn', 'batch')
+  whole('seed', config.seed, 0, 2**31)
+  if config.capacity < config.max_turn + 128:
+    raise InputError(
+      f'capacity = {config.capacity}, expected at least 128 more than max_turn '
+      f'= {config.max_turn}'
+    )
   # Answers of less than 8 tokens are dropped.
   if config.length < config.max_prompt + 8:
     raise InputError(
@@ -105,7 +110,6 @@ def main(config):
     ask(kind, [t + SUFFIX.get(kind, '') for t in turns])
   ask('', [], everything=True)
   data = self_data.join(parts)
-  self_data.save(data, out / 'sequences.npz')
   manifest = {
     'target': target.name,
     'head_hash': target.head_hash,
@@ -115,8 +119,8 @@ def main(config):
     'seconds': round(time.time() - began, 1),
     'config': config.to_dict(),
   }
-  atomic_write(out / 'manifest.json', json.dumps(manifest, indent=2).encode())
-  print(json.dumps(manifest))
+  self_data.save(data, out / 'sequences.npz', manifest)
+  print(f'{manifest["sequences"]} sequences, {manifest["tokens"]} tokens')
   print(out / 'manifest.json')
 
 

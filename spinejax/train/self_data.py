@@ -7,16 +7,18 @@ by sampling, or is given a prompt, and then answers greedily.
 
 import dataclasses
 import io
+import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from spinejax.decode.generate import generate
+from spinejax.drafters.files import sha256_of
 from spinejax.drafters.loading import plain_model
 from spinejax.errors import InputError
-from spinejax.report.results import atomic_write
+from spinejax.report.results import atomic_write, portable
 from spinejax.target.hf_dir import read_json
 from spinejax.target.loading import Target
 
@@ -151,14 +153,25 @@ def load_manifest(path: pathlib.Path) -> dict[str, Any]:
     InputError: it is missing or damaged.
   """
   manifest = read_json(manifest_path(path))
-  for field in ('target', 'head_hash'):
+  for field in ('target', 'head_hash', 'sha256'):
     if field not in manifest:
       raise InputError(f'{manifest_path(path)}: {field!r} is missing')
+  if path.is_file() and sha256_of(path) != manifest['sha256']:
+    raise InputError(
+      f'{manifest_path(path)} does not describe {path.name} (an interrupted '
+      'write?); write the data again'
+    )
   return manifest
 
 
-def save(data: Sequences, path: pathlib.Path) -> None:
-  """Writes sequences as one compressed file, atomically."""
+def save(
+  data: Sequences, path: pathlib.Path, manifest: Mapping[str, Any]
+) -> None:
+  """Writes sequences as one compressed file, then their description.
+
+  Each is replaced in one step; the description names the file's hash, so that
+  an interruption between the two does not go unnoticed.
+  """
   buffer = io.BytesIO()
   np.savez_compressed(
     buffer,
@@ -169,6 +182,8 @@ def save(data: Sequences, path: pathlib.Path) -> None:
     length=data.length_N,
   )
   atomic_write(path, buffer.getvalue())
+  whole = dict(portable(manifest)) | {'sha256': sha256_of(path)}
+  atomic_write(manifest_path(path), json.dumps(whole, indent=2).encode())
 
 
 def load(path: pathlib.Path) -> Sequences:

@@ -110,7 +110,7 @@ def test_modes_follow_the_umask_and_leftovers_go(flash, tmp_path):
   assert modes == {'config.json': 0o640, 'model.safetensors': 0o640}
 
 
-@pytest.mark.parametrize('value', ['x', None, [], [[1]], {}, -1, 1e999, 10**99])
+@pytest.mark.parametrize('value', ['x', None, [], [[1]], {}, -1, 1e999])
 def test_any_value_in_any_field_is_one_line_that_names_the_file(
   spine, tmp_path, value
 ):
@@ -152,3 +152,13 @@ def test_config_that_is_no_config(spine, tmp_path, refused, text, message):
     file.write_text(text)
   with refused(message):
     load_drafter(tmp_path, spine.target)
+
+
+@pytest.mark.parametrize('field', ['rope_theta', 'rms_norm_eps'])
+def test_a_number_beyond_floats_is_refused(flash, tmp_path, refused, field):
+  write_checkpoint(tmp_path, flash.model)
+  file = tmp_path / 'config.json'
+  hf = json.loads(file.read_text()) | {field: 10**400}
+  file.write_text(json.dumps(hf))
+  with refused(f'{tmp_path.name}/config.json: ...'):
+    load_drafter(tmp_path, flash.target)

@@ -1,6 +1,7 @@
 """Bad input to the binaries: exit status 2, one line that names what is
 wrong, and nothing written."""
 
+import hashlib
 import json
 import pathlib
 
@@ -110,7 +111,7 @@ def test_flags(flags, message):
     ('drafters', "('ngram', 'ngram')", "drafters names 'ngram' twice"),
     ('drafters', "('plain',)", 'drafters: plain is always run, leave it out'),
     ('name', 'a/b', "name = 'a/b' is not a plain file name"),
-    ('results', '{tmp}/file/x', '{tmp}/file/x: Not a directory'),
+    ('results', '{tmp}/file/x', '{tmp}/file/x/decode: Not a directory'),
     ('target', NOWHERE, '{target}: no such file'),
     ('target', 'smollm3', "target 'smollm3' is neither a directory, nor ..."),
   ),
@@ -183,7 +184,11 @@ def write_data_file(path, head_hash='other', largest=9):
   tokens = np.zeros((4, 12), np.uint16)
   tokens[:, 3] = largest
   np.savez(path, tokens=tokens, answer=[2] * 4, length=[12] * 4)
-  manifest = {'target': 'someone', 'head_hash': head_hash}
+  manifest = {
+    'target': 'someone',
+    'head_hash': head_hash,
+    'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
+  }
   path.with_name('manifest.json').write_text(json.dumps(manifest))
 
 
@@ -203,7 +208,7 @@ def test_train_drafter(refused_by, tmp_path):
   tiny = {'target': TINY, 'drafter.rank': 8, 'drafter.taps': 1}
   refused('{tmp}/sequences.npz: written by someone, not by qwen3', **tiny)
   write_data_file(data, load_target(str(TINY)).head_hash)
-  refused('taps = (...), expected ascending ...', **tiny | {'drafter.taps': 5})
+  refused('... 5 taps, expected ...', **tiny | {'drafter.taps': 5})
   refused('4 sequences are less than one batch of 48; ...', **tiny)
   manifest = tmp_path / 'manifest.json'
   manifest.write_text('{')

@@ -64,6 +64,8 @@ def test_target(dtype):
   rows = sum(x.nbytes for x in (*cache.k, *cache.v))
   assert table['target KV cache'] == rows
   assert table['logits'] == BATCH * CFG.vocab * 4
+  # Those of a layer for a chunk of prompt.
+  assert table['attention scores'] == BATCH * CFG.heads * 128 * CAPACITY * 4
   scores = BATCH * CFG.heads * PREFILL_CHUNK * CAPACITY * 4
   assert table['attention scores'] == scores
   assert table['total'] == sum(v for k, v in table.items() if k != 'total')
@@ -119,40 +121,28 @@ def fake_target():
 
 
 def test_check_memory_says_how_much_is_needed(monkeypatch, refused):
-  draft, capacity = DraftModel(dspine(DRAFT)), 40960
-  need = (
-    kv_bytes(CFG, 64, capacity, jnp.bfloat16)
-    + kv_bytes(DRAFT, 64, capacity, jnp.bfloat16)
-    + 64 * DRAFT.block * CFG.vocab * 4
-  )
-  monkeypatch.setattr(memory, 'available_bytes', lambda: 3 * 2**30)
-  with refused(
-    f'batch 64 at capacity {capacity} needs {need / 2**30:.1f} GiB for caches '
-    'and logits; 3.0 GiB are free'
-  ):
-    check_memory(fake_target(), draft, 64, capacity)
-  monkeypatch.setattr(memory, 'available_bytes', lambda have=need: have)
-  need += 64 * CFG.heads * PREFILL_CHUNK * capacity * 4
-  with refused(
-    f'batch 64 at capacity {capacity} needs {need / 2**30:.1f} GiB for caches, '
-    'logits and attention scores; ... GiB are free'
-  ):
-    check_memory(fake_target(), draft, 64, capacity)
-  for enough in (need, None):  # None: it cannot be told
-    monkeypatch.setattr(memory, 'available_bytes', lambda have=enough: have)
-    check_memory(fake_target(), draft, 64, capacity)
-  monkeypatch.setattr(memory, 'available_bytes', lambda: need - 1)
-  with refused('batch 64 at capacity ...'):
-    check_memory(fake_target(), draft, 64, capacity)
+  draft, batch, capacity = DraftModel(dspine(DRAFT)), 64, 40960
+  rows = kv_bytes(CFG, batch, capacity, jnp.bfloat16)
+  rows += kv_bytes(DRAFT, batch, capacity, jnp.bfloat16)
+  lasting = rows + batch * DRAFT.block * CFG.vocab * 4
+  # Of a chunk of 128 prompt tokens, in one layer.
+  passing = batch * CFG.heads * 128 * capacity * 4
 
+  def check(have):
+    monkeypatch.setattr(memory, 'available_bytes', lambda: have)
+    check_memory(fake_target(), draft, batch, capacity)
 
-def test_a_block_whose_scores_fit_nowhere(refused):
-  cfg = dataclasses.replace(CFG, vocab=8, width=8, layers=1)
-  draft = ngram_model(slots=999_999)
-  target = fake_target()
-  target.cfg = cfg
-  with refused(
-    'batch 1 at capacity 1048576 needs 12... GiB for caches, logits and '
-    'attention scores; ... GiB are free'
-  ):
-    check_memory(target, draft, 1, 2**20)
+  def message(need, what, have):
+    return (
+      f'batch 64 at capacity 40960 needs {need / 2**30:.1f} GiB for {what}; '
+      f'{have / 2**30:.1f} GiB are free'
+    )
+
+  check(lasting + passing)
+  check(None)  # it cannot be told
+  have = lasting + passing - 1
+  what = 'caches, logits and attention scores'
+  with refused(message(lasting + passing, what, have)):
+    check(have)
+  with refused(message(lasting, 'caches and logits', lasting - 1)):
+    check(lasting - 1)

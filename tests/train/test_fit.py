@@ -229,7 +229,7 @@ def test_the_drafter_has_the_proportions_of_its_target():
     (dict(rank=0), 'rank = 0, expected at least 1'),
     (dict(message=-1), 'message = -1, expected at least 1'),
     (dict(taps=0), 'taps = 0, expected at least 1'),
-    (dict(taps=9), 'taps = (...), expected ascending layer ids'),
+    (dict(taps=9), 'target of 6 layers has too few for 9 taps, ...'),
     (dict(block=1), 'block = 1 leaves no slot to propose'),
     (dict(mask_id=61), 'mask_id = 61 is outside the vocabulary of 61'),
     (dict(rank=33), 'rank = 33 exceeds min(width, vocab - 1) = 32'),

@@ -27,6 +27,12 @@ SPINES = ('dspine-b6', 'dspine-separate-codes')
 RTOL = 1e-5
 
 
+@pytest.fixture(scope='module', params=SPINES)
+def run(request) -> Run:
+  """Each DSpine in turn, all tests of one together: they share a program."""
+  return load_run(request.param)
+
+
 def inputs(run: Run) -> tuple[TargetView, Batch]:
   """The target's tables and the recorded batch; DFlash has no teacher."""
   want = run.recorded('train')
@@ -130,9 +136,7 @@ def test_dflash():
   assert_gradients(found, want, 'grad_norm.')
 
 
-@pytest.mark.parametrize('name', SPINES)
-def test_dspine_terms(name):
-  run = load_run(name)
+def test_dspine_terms(run):
   want, loss = run.recorded('train'), DSpineLoss()
   for i, step in enumerate(want['steps']):
     beta = loss.alignment(step)
@@ -148,9 +152,7 @@ def test_dspine_terms(name):
     np.testing.assert_allclose(total, want[f'{key}_sum'], RTOL, err_msg=key)
 
 
-@pytest.mark.parametrize('name', SPINES)
-def test_dspine_accuracies(name):
-  run = load_run(name)
+def test_dspine_accuracies(run):
   want = run.recorded('train')
   _, terms, _ = spine_loss(run, 0.5)
   refined = want['refined_scores_gold'].argmax(-1)[..., None]
@@ -167,8 +169,8 @@ def test_dspine_accuracies(name):
     assert_close(terms[key], right.sum((0, 1)) / seen_S, key)
 
 
-def test_dspine_gradients():
-  run = load_run('dspine-b6')
+@pytest.mark.parametrize('run', SPINES[:1], indirect=True)
+def test_dspine_gradients(run):
   want = run.recorded('grads')
   _, _, grads = spine_loss(run, DSpineLoss().alignment(want['step']))
   found = model_tensors(DraftModel(dspine(run.cfg), grads))
@@ -176,9 +178,7 @@ def test_dspine_gradients():
   assert_gradients(found, want, 'norm_of.')
 
 
-@pytest.mark.parametrize('name', SPINES)
-def test_replaced_blocks(name):
-  run = load_run(name)
+def test_replaced_blocks(run):
   want = run.recorded('train')
   kept = want['block_keep'] > 0
   replaced = want['replace_mask'][kept] > 0
@@ -200,16 +200,15 @@ def test_replaced_blocks(name):
   np.testing.assert_array_equal(moved > 1e-3, replaced)
 
 
-@pytest.mark.parametrize('name', SPINES)
-def test_replacement_schedule(name):
-  want, loss = load_run(name).recorded('train'), DSpineLoss()
+def test_replacement_schedule(run):
+  want, loss = run.recorded('train'), DSpineLoss()
   total = int(want['schedule_total'])
   found = [loss.replacement(step, total) for step in want['schedule_steps']]
   assert_close(found, want['schedule_replacement_probability'])
 
 
-def test_padding_anchors_give_neither_loss_nor_gradient():
-  run = load_run('dspine-b6')
+@pytest.mark.parametrize('run', SPINES[:1], indirect=True)
+def test_padding_anchors_give_neither_loss_nor_gradient(run):
   _, batch = inputs(run)
 
   def of_anchors(anchors_BA, keep_BA=batch.keep_BA):

@@ -1,7 +1,6 @@
 """Data that a target writes: what is kept, and how it is stored."""
 
 import dataclasses
-import json
 import types
 
 import numpy as np
@@ -160,7 +159,7 @@ def test_join_drops_repetitions(refused):
 def test_round_trip(tmp_path, largest, stored):
   data = sequences([3, 0, largest, 7, 1], [1, 2])
   path = tmp_path / 'new' / 'sequences.npz'
-  self_data.save(data, path)
+  self_data.save(data, path, {})
   read = self_data.load(path)
   for field in ('tokens_NT', 'answer_N', 'length_N'):
     np.testing.assert_array_equal(getattr(read, field), getattr(data, field))
@@ -178,7 +177,7 @@ def damage(path, how):
   elif how == 'empty':
     path.write_bytes(b'')
   elif how == 'truncated':
-    self_data.save(good, path)
+    self_data.save(good, path, {})
     path.write_bytes(path.read_bytes()[:-60])
   elif how == 'npy':
     with open(path, 'wb') as file:
@@ -226,6 +225,16 @@ def test_manifest(tmp_path, refused):
   manifest.write_text('{"target": "tiny"}')
   with refused(f"{manifest}: 'head_hash' is missing"):
     self_data.load_manifest(path)
-  whole = {'target': 'tiny', 'head_hash': 'ab', 'sequences': 3}
-  manifest.write_text(json.dumps(whole))
-  assert self_data.load_manifest(path) == whole
+  data = sequences([5, 5, 5], [1, 2, 3, 4])
+  told = {'target': 'tiny', 'head_hash': 'ab', 'config': {'out': '/a/b'}}
+  self_data.save(data, path, told)
+  found = self_data.load_manifest(path)
+  assert found['config'] == {'out': 'path/to/b'}
+  assert found['target'] == 'tiny' and len(found['sha256']) == 64
+  # What a kill between the two writes leaves: other data, the old manifest.
+  path.write_bytes(b'other')
+  with refused(
+    f'{manifest} does not describe sequences.npz (an interrupted write?); '
+    'write the data again'
+  ):
+    self_data.load_manifest(path)

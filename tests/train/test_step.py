@@ -25,7 +25,7 @@ ROWS_B = np.arange(tiny.COUNT)
 @pytest.fixture(scope='module')
 def corpus(quick_compilation):
   del quick_compilation
-  return compute_corpus(tiny.target(), tiny.data(), tiny.DRAFT.taps)
+  return compute_corpus(tiny.target(), tiny.random_data(), tiny.DRAFT.taps)
 
 
 def view() -> TargetView:

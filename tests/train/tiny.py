@@ -79,3 +79,13 @@ def data() -> Sequences:
     np.array([len(p) for p in PROMPTS]),
     np.full(COUNT, LENGTH),
   )
+
+
+def random_data() -> Sequences:
+  """Tokens that nobody wrote, where it does not matter what they are."""
+  rng = np.random.default_rng(0)
+  return Sequences(
+    rng.integers(0, V, (COUNT, LENGTH), np.int32),
+    np.arange(3, 3 + COUNT),
+    np.full(COUNT, LENGTH),
+  )
