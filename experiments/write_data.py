@@ -38,11 +38,6 @@ def check(config) -> list[str]:
   """The prompts to answer; refuses what can be seen before loading."""
   common.positive(config, 'length', 'max_prompt', 'max_turn', 'batch')
   whole('seed', config.seed, 0, 2**31)
-  if config.capacity < config.max_turn + 128:
-    raise InputError(
-      f'capacity = {config.capacity}, expected at least 128 more than max_turn '
-      f'= {config.max_turn}'
-    )
   # Answers of less than 8 tokens are dropped.
   if config.length < config.max_prompt + 8:
     raise InputError(
@@ -72,6 +67,17 @@ def main(config):
       f'length = {config.length} exceeds the context of '
       f'{target.cfg.max_position} that {target.name} was trained for'
     )
+  openings = dict(OPENINGS)
+  if given:
+    openings['like_given'] = [' '.join(t.split()[:5]) for t in given]
+  used = [p for k, n in config.openings.items() if n for p in openings[k]]
+  opened = self_data.encode_openings(target, used)
+  need = max(map(len, opened), default=0) + config.max_turn + 1
+  if need > config.capacity:
+    raise InputError(
+      f'capacity = {config.capacity}, expected at least {need}: the longest '
+      f'opening and max_turn = {config.max_turn}'
+    )
   began, parts, counts = time.time(), [], {}
 
   waiting = []  # prompts, answered in full batches: one compiled program
@@ -87,11 +93,8 @@ def main(config):
       del waiting[: config.batch]
     logging.info('prompts: %s, %.0f s', counts, time.time() - began)
 
-  openings = dict(OPENINGS)
-  if given:
-    openings['like_given'] = [' '.join(t.split()[:5]) for t in given]
-    if config.answer_prompts:
-      ask('given', given)
+  if given and config.answer_prompts:
+    ask('given', given)
   kinds = [k for k, n in config.openings.items() for _ in range(n)]
   rng = np.random.default_rng(config.seed)
   order = rng.permutation(len(kinds))

@@ -48,6 +48,14 @@ class Sequences:
     return (inside & (at >= self.answer_N[:, None] - 1)).astype(np.float32)
 
 
+def encode_openings(target: Target, prefixes: Sequence[str]) -> list[list[int]]:
+  """Ids of user turns that are opened with a prefix and not closed."""
+  marker = '\0'
+  opened = target.tokenizer.render([{'role': 'user', 'content': marker}])
+  opened = opened.split(marker)[0]
+  return [target.tokenizer.encode(opened + p) for p in prefixes]
+
+
 def write_user_turns(
   target: Target,
   prefixes: Sequence[str],
@@ -61,10 +69,7 @@ def write_user_turns(
 
   Turns that do not end within `max_tokens` are dropped.
   """
-  marker = '\0'
-  opened = target.tokenizer.render([{'role': 'user', 'content': marker}])
-  opened = opened.split(marker)[0]
-  prompts = [target.tokenizer.encode(opened + p) for p in prefixes]
+  prompts = encode_openings(target, prefixes)
   done = generate(
     target,
     plain_model(),
