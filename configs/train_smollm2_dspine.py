@@ -1,9 +1,10 @@
 """A DSpine drafter for SmolLM2-135M.
 
-Claim: 5 layers, block 16, trained on the target's own answers, reach 2.5
-tokens a round on HumanEval and 3.3 on GSM8K at temperature 0.
+Claim: 5 layers, block 16, trained on 7.3 M tokens of the target's own answers,
+reach 3.6 tokens a round on HumanEval and 5.2 on GSM8K at temperature 0.
 Hardware: one H200, about 8 minutes. For a look on a CPU: --config.batch=2
 --config.training.steps=20.
+Numbers: results/train/smollm2-135m-dspine.json.
 Command:
   python -m experiments.train_drafter \
     --config=configs/train_smollm2_dspine.py
@@ -23,7 +24,7 @@ def get_config():
   c.log_every = 100
 
   c.training = ml_collections.ConfigDict()
-  c.training.steps = 6000
+  c.training.steps = 4636
   c.training.anchors = 24  # blocks a sequence
   c.training.learning_rate = 1e-3
   c.training.ce_start = 1.0  # share of cross-entropy, the rest is L1

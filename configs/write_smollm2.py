@@ -2,7 +2,7 @@
 
 Claim: a few million tokens of the target's own answers, over open chat,
 code and arithmetic, train a drafter for it.
-Hardware: one H200, about 4 minutes for 40 K sequences. On a CPU: hours.
+Hardware: one H200, about 4 minutes for 22 K sequences. On a CPU: hours.
 Command:
   python -m experiments.write_data --config=configs/write_smollm2.py
 """

@@ -250,7 +250,8 @@ def summary(table: Sequence[dict]) -> str:
   line = f'{last}: {rounds} tokens a round'
   looping = sum(row.get('repetitive', 0) for row in mine)
   if looping:
-    line += f' ({looping} answers end in a loop, which flatters any drafter)'
+    answers = sum(row['total'] for row in mine)
+    line += f' ({looping} of {answers} answers end in a loop: easy to draft)'
   if 'exact' in mine[0]:
     exact, total = (sum(r[k] for r in mine) for k in ('exact', 'total'))
     ties, wrong = (sum(r[k] for r in mine) for k in ('ties', 'wrong'))
