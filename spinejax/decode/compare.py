@@ -251,7 +251,7 @@ def summary(table: Sequence[dict]) -> str:
   looping = sum(row.get('repetitive', 0) for row in mine)
   if looping:
     answers = sum(row['total'] for row in mine)
-    line += f' ({looping} of {answers} answers end in a loop: easy to draft)'
+    line += f' ({looping} of {answers} answers end in a loop)'
   if 'exact' in mine[0]:
     exact, total = (sum(r[k] for r in mine) for k in ('exact', 'total'))
     ties, wrong = (sum(r[k] for r in mine) for k in ('ties', 'wrong'))

@@ -25,7 +25,6 @@ from spinejax.drafters.files import (
   CONFIG,
   WEIGHTS,
   Path,
-  open_weights,
   read_settings,
   sha256_of,
   write_files,
@@ -127,7 +126,7 @@ def read_bundle(path: Path, target: Target) -> DraftModel:
       f'{path.name}/config.json: spinejax lacks {min(missing)!r}'
     )
   _check(own, f'{path.name}/config.json')
-  files = open_weights(path)
+  files = SafetensorsDir(path)
   if set(files.where.values()) - {WEIGHTS}:
     raise InputError(f'{path}: holds shards, expected one {WEIGHTS}')
   if sha256_of(path / WEIGHTS) != own['weights_sha256']:

@@ -16,14 +16,14 @@ from safetensors import safe_open
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.files import (
   Path,
-  open_weights,
   read_settings,
-  understood,
   write_files,
 )
 from spinejax.drafters.layout import LAYOUTS, Tensors, is_finite, layout_of
 from spinejax.errors import InputError
+from spinejax.target.hf_dir import SafetensorsDir
 from spinejax.target.loading import Target
+from spinejax.target.parse import understood
 
 
 def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
@@ -41,7 +41,7 @@ def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
   if 'spinejax' in hf:
     raise InputError(f'{path.name} is a bundle of this library: read_bundle')
   hf = hf['config'] if isinstance(hf.get('config'), dict) else hf
-  files = open_weights(path)
+  files = SafetensorsDir(path)
 
   def get(name: str) -> np.ndarray:
     if name == 'transfer_codes' and name not in files.where:

@@ -1,13 +1,12 @@
 """The two files of a checkpoint, config.json and model.safetensors, on disk."""
 
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,37 +14,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from spinejax.errors import InputError
-from spinejax.target.hf_dir import SafetensorsDir, read_json
+from spinejax.target.parse import read_json
 
 Path = str | os.PathLike[str]
 WEIGHTS, CONFIG = 'model.safetensors', 'config.json'
 _INDEX, _DRAFT = WEIGHTS + '.index.json', '.writing-'
-
-
-@contextlib.contextmanager
-def understood(file: object) -> Iterator[None]:
-  """Turns what a malformed file makes Python raise into an InputError.
-
-  One guard for all the shapes that JSON can have where others are expected;
-  an InputError passes as it is.
-  """
-  try:
-    yield
-  except InputError:
-    raise
-  except (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,
-  ) as error:
-    reason = getattr(error, 'strerror', None) or ' '.join(str(error).split())
-    raise InputError(
-      f'{file}: not understood ({type(error).__name__}: {reason})'
-    ) from None
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -53,14 +26,7 @@ def read_settings(path: Path) -> dict[str, Any]:
   path = pathlib.Path(path)
   if not path.is_dir():
     raise InputError(f'{path}: no such directory')
-  with understood(path / CONFIG):
-    return read_json(path / CONFIG)
-
-
-def open_weights(path: pathlib.Path) -> SafetensorsDir:
-  """The tensors of a directory."""
-  with understood(path / _INDEX):
-    return SafetensorsDir(path)
+  return read_json(path / CONFIG)
 
 
 def sha256_of(file: pathlib.Path) -> str:
