@@ -26,7 +26,7 @@ def get_config(variant: str = 'full'):
   # humaneval, arithmetic, or paths of .jsonl ({"turns": [...]}) or .txt files.
   c.prompts = 'humaneval,arithmetic'
   c.limit = 4 if variant == 'demo' else 20  # prompts of each; 0: all
-  c.max_new_tokens = 96 if variant == 'demo' else 256
+  c.max_new_tokens = 64 if variant == 'demo' else 256
   c.dtype = 'float32'
   c.batch = 1
   c.temperature = 0.0

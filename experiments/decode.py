@@ -80,7 +80,9 @@ def load(config, dtype):
   return target, drafters
 
 
-def decode(config, settings, target, drafters, prompts, out) -> list[dict]:
+def decode(
+  config, settings, target, drafters, prompts, capacity, out
+) -> list[dict]:
   """Metric rows of one prompt set; shows progress, and some answers."""
   out.print(
     f'{prompts.name}: {len(prompts)} prompts x {", ".join(drafters)}, at most '
@@ -94,7 +96,7 @@ def decode(config, settings, target, drafters, prompts, out) -> list[dict]:
       target, drafters, [turns[:1] for turns in prompts.turns], settings,
       lambda name, share: bar.update(
         task, total=1.0, completed=share, description=f'{prompts.name} {name}'
-      ),
+      ), capacity,
     )  # fmt: skip
   name, shown = list(done.runs.items())[-1]
   for i in range(min(config.show, len(prompts))):
@@ -112,13 +114,17 @@ def main(config):
   logs = common.folder(f'{config.tensorboard}/decode/{config.name}')
   common.folder(f'{config.results}/decode')
   target, drafters = load(config, dtype)
-  for prompts in sets:
-    first = [turns[:1] for turns in prompts.turns]
-    compare.encode(target, first, settings)  # or an error, now
+  ids = [  # or an error, now
+    one for prompts in sets for one in
+    compare.encode(target, [turns[:1] for turns in prompts.turns], settings)
+  ]  # fmt: skip
+  capacity = compare.capacity_for(drafters, ids, settings)
   table = [
     row
     for prompts in sets
-    for row in decode(config, settings, target, drafters, prompts, out)
+    for row in decode(
+      config, settings, target, drafters, prompts, capacity, out
+    )
   ]
   report.print_table(table, label='measured', device=report.results.device()[0])
   figure = report.figures.acceptance_by_position(

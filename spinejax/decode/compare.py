@@ -90,12 +90,24 @@ def encode(
   return ids
 
 
+def capacity_for(
+  drafters: Mapping[str, DraftModel],
+  ids: Sequence[Sequence[int]],
+  settings: Settings,
+) -> int:
+  """Rows of caches that hold every prompt, its answer and a block."""
+  widest = max(d.drafter.slots for d in drafters.values()) + 1
+  longest = max(map(len, ids)) + settings.max_new_tokens
+  return capacity_bucket(longest + widest)
+
+
 def run(
   target: Target,
   drafters: Mapping[str, DraftModel],
   prompts: Sequence[Prompt],
   settings: Settings,
   progress: Callable[[str, float], None] = lambda name, share: None,
+  capacity: int | None = None,
 ) -> Comparison:
   """Decodes every prompt with every drafter.
 
@@ -106,6 +118,8 @@ def run(
     prompts: as for `generate`.
     progress: called with the drafter's name and the share of work done after
       each batch.
+    capacity: rows of the caches; by default what these prompts need. Prompt
+      sets that share one share their compiled programs.
 
   Raises:
     InputError: as `generate`, before anything is decoded.
@@ -117,10 +131,8 @@ def run(
       f'dtype = {dtype}, expected one of {", ".join(audit.TIE)}: for others it '
       'is not known how near a tie is'
     )
-  widest = max(d.drafter.slots for d in drafters.values()) + 1
-  capacity = capacity_bucket(
-    max(map(len, ids)) + settings.max_new_tokens + widest
-  )
+  if capacity is None:
+    capacity = capacity_for(drafters, ids, settings)
   # The last batch is filled up, so that all have one shape.
   batch = min(settings.batch, len(ids))
   for model in drafters.values():
