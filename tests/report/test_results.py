@@ -346,7 +346,6 @@ def test_versions_name_the_revision(monkeypatch, changes, dirty):
   assert found['dirty'] is dirty
 
 
-@pytest.mark.skipif(jax.default_backend() != 'cpu', reason='names the CPU')
 def test_device_is_named_with_its_cores():
   name, kind = results.device()
   assert kind == 'cpu'
