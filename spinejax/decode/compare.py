@@ -12,7 +12,7 @@ import numpy as np
 
 from spinejax.decode.generate import Completion, generate
 from spinejax.decode.loop import capacity_bucket
-from spinejax.decode.request import Prompt, encode_prompts
+from spinejax.decode.request import Prompt, check_context, encode_prompts
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
 from spinejax.report.stats import (
@@ -81,12 +81,7 @@ def encode(
   """
   ids = encode_prompts(target, prompts)
   for i, prompt in enumerate(ids):
-    if len(prompt) + settings.max_new_tokens > target.cfg.max_position:
-      raise InputError(
-        f'prompt {i} has {len(prompt)} tokens; with {settings.max_new_tokens} '
-        f'new ones that exceeds the context of {target.cfg.max_position} that '
-        f'{target.name} was trained for'
-      )
+    check_context(target, i, len(prompt), settings.max_new_tokens)
   return ids
 
 

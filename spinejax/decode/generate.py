@@ -16,6 +16,7 @@ from spinejax.decode.loop import (
 )
 from spinejax.decode.request import (
   Prompt,
+  check_context,
   check_ids,
   encode_prompts,
   whole,
@@ -170,12 +171,7 @@ def start(
   caps = lengths + np.array(new, np.int32)
   worst, longest = int(caps.argmax()), int(caps.max())
   need = longest + draft.drafter.slots + 1
-  if longest > target.cfg.max_position:
-    raise InputError(
-      f'prompt {worst} has {lengths[worst]} tokens; with '
-      f'{longest - lengths[worst]} new ones that exceeds the context of '
-      f'{target.cfg.max_position} that {target.name} was trained for'
-    )
+  check_context(target, worst, lengths[worst], longest - lengths[worst])
   if capacity is None:
     capacity = capacity_bucket(need)
   whole('capacity', capacity, 1, _UNTIL_DONE)

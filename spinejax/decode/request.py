@@ -23,6 +23,15 @@ def whole(field: str, value, low: int, high: int) -> int:
   return int(value)
 
 
+def check_context(target: Target, i: int, tokens: int, new: int) -> None:
+  """Refuses prompt number i if its answer would outgrow the context."""
+  if tokens + new > target.cfg.max_position:
+    raise InputError(
+      f'prompt {i} has {tokens} tokens; with {new} new ones that exceeds the '
+      f'context of {target.cfg.max_position} that {target.name} was trained for'
+    )
+
+
 def encode_prompts(
   target: Target, prompts: Sequence[Prompt]
 ) -> list[list[int]]:

@@ -14,18 +14,8 @@ from spinejax.decode.loop import prefill_chunk, run_rounds
 from spinejax.decode.round import Params
 from spinejax.drafters.loading import ngram_model
 from spinejax.verify.sampling import Sampling
+from tests.compilations import COMPILATIONS
 from tests.decode import toy
-
-COMPILATIONS = []
-
-
-def record(event: str, duration: float, **_):
-  del duration
-  if event == '/jax/core/compile/backend_compile_duration':
-    COMPILATIONS.append(event)
-
-
-jax.monitoring.register_event_duration_secs_listener(record)
 
 WARM_UP = dict(prompts=toy.prompts(1, 40, 130, 7), stop_ids=(60, 60))
 # Same shapes, everything else another.

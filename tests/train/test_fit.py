@@ -14,20 +14,10 @@ from spinejax.target.model import forward, init_cache
 from spinejax.train import features, fit
 from spinejax.train.features import compute_corpus
 from spinejax.train.fit import batches, drafter_config
+from tests.compilations import COMPILATIONS
 from tests.train import tiny
 
 pytestmark = pytest.mark.usefixtures('quick_compilation')
-
-COMPILATIONS = []
-
-
-def record(event: str, duration: float, **_):
-  del duration
-  if event == '/jax/core/compile/backend_compile_duration':
-    COMPILATIONS.append(event)
-
-
-jax.monitoring.register_event_duration_secs_listener(record)
 
 
 def run(train=tiny.TRAIN, **settings):
