@@ -16,6 +16,10 @@ from spinejax.target.model import Forward, TargetParams, forward, unembed
 from spinejax.verify.chain import Verdict, verify
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 
+# Named scopes of a round, in order. A drafter marks its choice of tokens, from
+# the head on, as 'select'.
+STAGES = ('extend', 'draft', 'select', 'verify', 'accept', 'commit')
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -74,29 +78,34 @@ def step(
 ) -> Round:
   """One round for every request that is not done.
 
+  Its operations carry the name of their stage (`STAGES`), by which a profile
+  is broken down.
+
   Args:
     limit_B: proposals to verify, 0..S, at most; those beyond are dropped. It
       must not depend on the tokens proposed in this round, or the output law
       changes (arXiv 2607.05147, appendix A).
   """
-  draft_cache = drafter.extend(
-    drafter.cfg,
-    params.drafter,
-    state.draft_cache,
-    state.pending_BKP,
-    state.pending_count_B,
-  )
+  with jax.named_scope('extend'):
+    draft_cache = drafter.extend(
+      drafter.cfg,
+      params.drafter,
+      state.draft_cache,
+      state.pending_BKP,
+      state.pending_count_B,
+    )
   position_B = state.length_B - 1
-  proposal = drafter.propose(
-    drafter.cfg,
-    params.drafter,
-    TargetView(params.target.embed_VD, params.target.head_VD),
-    draft_cache,
-    History(state.tokens_BT, state.length_B),
-    state.anchor_B,
-    round_keys(state.seed_B, position_B, Stream.DRAFT),
-    sampling,
-  )
+  with jax.named_scope('draft'):
+    proposal = drafter.propose(
+      drafter.cfg,
+      params.drafter,
+      TargetView(params.target.embed_VD, params.target.head_VD),
+      draft_cache,
+      History(state.tokens_BT, state.length_B),
+      state.anchor_B,
+      round_keys(state.seed_B, position_B, Stream.DRAFT),
+      sampling,
+    )
   if limit_B is not None:
     beyond_BS = jnp.arange(drafter.slots) >= limit_B[:, None]
     proposal = dataclasses.replace(
@@ -105,12 +114,16 @@ def step(
   block_BK = jnp.concatenate(
     [state.anchor_B[:, None], proposal.tokens_BS], axis=1
   )
-  out = forward(cfg, params.target, block_BK, state.target_cache, drafter.taps)
-  logits_BKV = unembed(out.hidden_BQD, params.target.head_VD)
-  verdict = verify(logits_BKV, proposal, sampling, state.seed_B, position_B)
-  state = commit(
-    dataclasses.replace(state, draft_cache=draft_cache), proposal, verdict, out
-  )
+  with jax.named_scope('verify'):
+    out = forward(
+      cfg, params.target, block_BK, state.target_cache, drafter.taps
+    )
+    logits_BKV = unembed(out.hidden_BQD, params.target.head_VD)
+  with jax.named_scope('accept'):
+    verdict = verify(logits_BKV, proposal, sampling, state.seed_B, position_B)
+  with jax.named_scope('commit'):
+    state = dataclasses.replace(state, draft_cache=draft_cache)
+    state = commit(state, proposal, verdict, out)
   return Round(state, proposal, verdict)
 
 

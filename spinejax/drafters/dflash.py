@@ -37,13 +37,14 @@ def propose(
   hidden_BAKD = hidden_states(
     cfg, params, view.embed_VD, anchor_B[:, None], context, place
   )
-  logits_BSV = backbone.logits_of(cfg, hidden_BAKD[:, 0, 1:], view.head_VD)
-  if sampling.greedy:
-    return Proposal.certain(jnp.argmax(logits_BSV, -1).astype(jnp.int32))
-  q_BSV = law(logits_BSV, sampling)
-  noisy = jnp.log(q_BSV) + gumbel(keys_B, q_BSV.shape[1:])
-  tokens_BS = jnp.argmax(noisy, -1).astype(jnp.int32)
-  return Proposal(tokens_BS, Dense(q_BSV), jnp.ones(tokens_BS.shape))
+  with jax.named_scope('select'):
+    logits_BSV = backbone.logits_of(cfg, hidden_BAKD[:, 0, 1:], view.head_VD)
+    if sampling.greedy:
+      return Proposal.certain(jnp.argmax(logits_BSV, -1).astype(jnp.int32))
+    q_BSV = law(logits_BSV, sampling)
+    noisy = jnp.log(q_BSV) + gumbel(keys_B, q_BSV.shape[1:])
+    tokens_BS = jnp.argmax(noisy, -1).astype(jnp.int32)
+    return Proposal(tokens_BS, Dense(q_BSV), jnp.ones(tokens_BS.shape))
 
 
 def dflash(cfg: DFlashConfig) -> Drafter:

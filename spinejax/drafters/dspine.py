@@ -337,20 +337,23 @@ def propose(
   place = Place(history.length_B[:, None] - 1, cache.length_B[:, None])
   context = list(zip(cache.k, cache.v, strict=True))
   out = draft(cfg, params, view.embed_VD, anchor_B[:, None], context, place)
-  logits_BSV = backbone.logits_of(cfg, out.hidden_BAKD[:, 0, 1:], view.head_VD)
-  candidates_BSN = top_candidates(logits_BSV, cfg.candidates)
-  pre_BSD = out.pre_BAKD[:, 0, 1:]
-  table = (view.head_VD, pre_BSD, candidates_BSN, anchor_B)
-  if params.tables is None:
-    scores = transition_direct(cfg, params, *table)
-  else:
-    scores = transition_factored(cfg, params, params.tables, *table)
-  tokens_BS, law_BSN = walk(scores, candidates_BSN, keys_B, sampling)
-  if sampling.greedy:
-    return Proposal.certain(tokens_BS)
-  return Proposal(
-    tokens_BS, Sparse(candidates_BSN, law_BSN), jnp.ones(tokens_BS.shape)
-  )
+  with jax.named_scope('select'):
+    logits_BSV = backbone.logits_of(
+      cfg, out.hidden_BAKD[:, 0, 1:], view.head_VD
+    )
+    candidates_BSN = top_candidates(logits_BSV, cfg.candidates)
+    pre_BSD = out.pre_BAKD[:, 0, 1:]
+    table = (view.head_VD, pre_BSD, candidates_BSN, anchor_B)
+    if params.tables is None:
+      scores = transition_direct(cfg, params, *table)
+    else:
+      scores = transition_factored(cfg, params, params.tables, *table)
+    tokens_BS, law_BSN = walk(scores, candidates_BSN, keys_B, sampling)
+    if sampling.greedy:
+      return Proposal.certain(tokens_BS)
+    return Proposal(
+      tokens_BS, Sparse(candidates_BSN, law_BSN), jnp.ones(tokens_BS.shape)
+    )
 
 
 def dspine(cfg: DSpineConfig) -> Drafter:
