@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from spinejax.decode.loop import (
-  PREFILL_CHUNK,
   capacity_bucket,
   prefill_chunk,
   run_rounds,
@@ -26,7 +25,7 @@ from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
 from spinejax.target.loading import Target
-from spinejax.target.memory import check_memory
+from spinejax.target.memory import PREFILL_CHUNK, check_memory
 from spinejax.verify.sampling import Sampling
 
 _UNTIL_DONE = np.iinfo(np.int32).max

@@ -14,9 +14,9 @@ from spinejax.decode import round as rounds
 from spinejax.decode.state import DecodeState
 from spinejax.drafters.base import Drafter
 from spinejax.target.config import TargetConfig
+from spinejax.target.memory import PREFILL_CHUNK
 from spinejax.verify.sampling import Sampling
 
-PREFILL_CHUNK = 128
 _BUCKET = 128
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from spinejax.errors import InputError
 from spinejax.target.config import TargetConfig
 
-# Of `decode.loop`, which this package cannot import.
-_PREFILL_CHUNK = 128
+# Prompt tokens read at once.
+PREFILL_CHUNK = 128
 
 
 def kv_bytes(shape, batch: int, capacity: int, dtype) -> int:
@@ -31,7 +31,7 @@ def memory_table(
   # The target reads a chunk of a prompt or a block; the drafter only a block.
   rows = draft_cfg.slots + 1 if draft_cfg is not None else 1
   score_rows = max(
-    cfg.heads * max(rows, _PREFILL_CHUNK),
+    cfg.heads * max(rows, PREFILL_CHUNK),
     getattr(draft_cfg, 'heads', 0) * rows,
   )
   table = {

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from spinejax.decode.generate import generate
-from spinejax.decode.loop import PREFILL_CHUNK, capacity_bucket
+from spinejax.decode.loop import capacity_bucket
 from spinejax.drafters import dspine
 from spinejax.drafters.loading import ngram_model, plain_model
+from spinejax.target.memory import PREFILL_CHUNK
 from spinejax.target.model import forward, init_cache, unembed
 from tests.decode import toy
 from tests.decode.toy import NEW, SLOTS, STOPS
