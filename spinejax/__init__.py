@@ -12,6 +12,7 @@ from spinejax.decode.generate import Completion, Generation, generate
 from spinejax.drafters.base import Drafter, DraftModel
 from spinejax.drafters.loading import load_drafter, shipped
 from spinejax.errors import InputError
+from spinejax.sharding import make_mesh
 from spinejax.target.loading import Target, load_target
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
   'generate',
   'load_drafter',
   'load_target',
+  'make_mesh',
   'shipped',
 ]

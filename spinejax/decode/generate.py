@@ -10,6 +10,7 @@ import numpy as np
 
 from spinejax.decode.loop import (
   capacity_bucket,
+  new_state,
   prefill_chunk,
   run_rounds,
 )
@@ -21,9 +22,10 @@ from spinejax.decode.request import (
   whole,
 )
 from spinejax.decode.round import Params
-from spinejax.decode.state import DecodeState, init_state
+from spinejax.decode.state import DecodeState
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
+from spinejax.sharding import DATA, shard
 from spinejax.target.loading import Target
 from spinejax.target.memory import PREFILL_CHUNK, check_memory
 from spinejax.verify.sampling import Sampling
@@ -105,7 +107,8 @@ def generate(
 
   Raises:
     InputError: a prompt is empty or too long, a setting is out of its range,
-      the drafter was made for another target, or the caches do not fit.
+      the drafter was made for another target, the caches do not fit, or the
+      batch cannot be split over the target's mesh.
   """
   if not isinstance(draft, DraftModel):
     raise InputError(
@@ -118,6 +121,7 @@ def generate(
   ids = encode_prompts(target, prompts)
   sampling = Sampling.make(len(ids), temperature, top_k, top_p)
   state = start(target, draft, ids, max_new_tokens, seed, stop_ids, capacity)
+  sampling = shard(sampling, target.mesh)
   params = Params(target.params, draft.params)
   began = time.perf_counter()
   # A prompt's last token is not read: it is the first anchor.
@@ -178,19 +182,28 @@ def start(
     raise InputError(
       f'capacity = {capacity} is too small: prompt {worst} needs {need} rows'
     )
+  parts = 1 if target.mesh is None else target.mesh.shape[DATA]
+  if len(ids) % parts:
+    raise InputError(
+      f'{len(ids)} prompts cannot be split evenly over the mesh axis '
+      f'{DATA}={parts}'
+    )
   check_memory(target, draft, len(ids), capacity)
   tokens_BT = np.zeros((len(ids), capacity), np.int32)
   for row, prompt in zip(tokens_BT, ids, strict=True):
     row[: len(prompt)] = prompt
-  return init_state(
+  arrays = {
+    'tokens_BT': tokens_BT,
+    'prompt_length_B': lengths,
+    'cap_B': caps,
+    'seed_B': (np.arange(len(ids)) + seed).astype(np.uint32),
+    'stop_ids_E': np.array(list(stop_ids), np.int32),
+  }
+  return new_state(
     target.cfg,
     draft.drafter,
-    jnp.asarray(tokens_BT),
-    jnp.asarray(lengths),
-    jnp.asarray(caps),
-    jnp.asarray(np.arange(len(ids)) + seed, jnp.uint32),
-    jnp.asarray(list(stop_ids), jnp.int32),
     target.params.embed_VD.dtype,
+    **shard(arrays, target.mesh),
   )
 
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from spinejax.decode import round as rounds
-from spinejax.decode.state import DecodeState
+from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import Drafter
+from spinejax.sharding import constrain
 from spinejax.target.config import TargetConfig
 from spinejax.target.memory import PREFILL_CHUNK
 from spinejax.verify.sampling import Sampling
@@ -30,6 +31,14 @@ def capacity_bucket(tokens: int) -> int:
   return -(-tokens // step) * step
 
 
+@functools.partial(jax.jit, static_argnames=('cfg', 'drafter', 'dtype'))
+def new_state(
+  cfg: TargetConfig, drafter: Drafter, dtype, **arrays: jax.Array
+) -> DecodeState:
+  """`state.init_state`, compiled: on a mesh no device holds a whole cache."""
+  return constrain(init_state(cfg, drafter, dtype=dtype, **arrays))
+
+
 @functools.partial(
   jax.jit,
   static_argnames=('cfg', 'drafter', 'chunk'),
@@ -43,7 +52,7 @@ def prefill_chunk(
   chunk: int = PREFILL_CHUNK,
 ) -> DecodeState:
   """`round.prefill`, compiled; donates the state."""
-  return rounds.prefill(cfg, drafter, params, state, chunk)
+  return constrain(rounds.prefill(cfg, drafter, params, state, chunk))
 
 
 @functools.partial(
@@ -68,6 +77,7 @@ def run_rounds(
 
   def body(carry):
     state, ran = carry
-    return rounds.step(cfg, drafter, params, state, sampling).state, ran + 1
+    state = rounds.step(cfg, drafter, params, state, sampling).state
+    return constrain(state), ran + 1
 
   return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]

@@ -153,14 +153,16 @@ def commit(
   kept_BK = at_BK < count_B[:, None]
   T = state.tokens_BT.shape[1]
   write_at_BK = jnp.where(kept_BK, state.length_B[:, None] + at_BK, T)
-  rows_B1 = jnp.arange(B)[:, None]
   last_B1 = jnp.maximum(count_B - 1, 0)[:, None]
   last_B = jnp.take_along_axis(run_BK, last_B1, axis=1)[:, 0]
   live_B = ~state.done_B
   length_B = state.length_B + count_B
   return dataclasses.replace(
     state,
-    tokens_BT=state.tokens_BT.at[rows_B1, write_at_BK].set(run_BK, mode='drop'),
+    # Mapped over the batch, which may be split over devices.
+    tokens_BT=jax.vmap(lambda row, at, new: row.at[at].set(new, mode='drop'))(
+      state.tokens_BT, write_at_BK, run_BK
+    ),
     length_B=length_B,
     done_B=state.done_B | stopped_B | (length_B >= state.cap_B),
     anchor_B=jnp.where(count_B > 0, last_B, state.anchor_B),

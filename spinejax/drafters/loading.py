@@ -14,7 +14,8 @@ from spinejax.drafters.dspine import DSpineParams, make_tables
 from spinejax.drafters.ngram import ngram
 from spinejax.drafters.plain import plain
 from spinejax.errors import InputError
-from spinejax.target.loading import Target, to_device
+from spinejax.sharding import shard
+from spinejax.target.loading import Target
 
 _WEIGHTS = pathlib.Path(__file__).parent / 'weights'
 _DTYPES = ('float32', 'bfloat16', 'float16')
@@ -42,7 +43,7 @@ def load_drafter(
   block: int | None = None,
   factored: bool = False,
 ) -> DraftModel:
-  """Loads a drafter for `target`, its weights placed on the device.
+  """Loads a drafter for `target`, its weights placed where the target's are.
 
   Args:
     source: `plain`, `ngram`, a name of `shipped()`, or a directory: one that
@@ -58,8 +59,8 @@ def load_drafter(
       arithmetic a round, for three more tables of [V, M] float32.
 
   Raises:
-    InputError: there is no such drafter, it is broken, or it was trained for
-      another target.
+    InputError: there is no such drafter, it is broken, it was trained for
+      another target, or it cannot be split over the target's mesh.
   """
   _check(source, dtype, block)
   if source in ('plain', 'ngram'):
@@ -83,9 +84,10 @@ def load_drafter(
   if block is not None:
     cfg = dataclasses.replace(drafter.cfg, block=block)
     drafter = dataclasses.replace(drafter, cfg=cfg)
-  params = to_device(model.params, dtype)
+  params = shard(model.params, target.mesh, dtype)
   if factored:
     tables = make_tables(drafter.cfg, params, target.params.head_VD)
+    tables = shard(tables, target.mesh)
     params = dataclasses.replace(params, tables=tables)
   return dataclasses.replace(model, drafter=drafter, params=params)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from spinejax.sharding import MODEL, mesh_in, partition
 from spinejax.verify.sampling import Sampling, gumbel
 
 _CHUNK = 128
@@ -17,7 +18,33 @@ _CHUNK = 128
 def top_candidates(
   logits: Float[Array, '*rows V'], count: int
 ) -> Int[Array, '*rows N']:
-  """Ids of the `count` largest logits, exactly, in two stages.
+  """Ids of the `count` largest logits, exactly; of equals the lowest ids.
+
+  On a mesh every device searches its part of the vocabulary, and the best of
+  all parts are chosen among: XLA would gather the logits.
+  """
+  mesh = mesh_in(logits)
+  if mesh is None:
+    return _top(logits, count)
+  whole = partition('B' + '.' * (logits.ndim - 2) + 'V')
+
+  def search(part):
+    ids = _top(part, min(count, part.shape[-1]))
+    best = jnp.take_along_axis(part, ids, axis=-1)
+    ids += lax.axis_index(MODEL) * part.shape[-1]
+    best, ids = (
+      lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True) for x in (best, ids)
+    )
+    place = lax.top_k(best, count)[1]
+    return jnp.take_along_axis(ids, place, axis=-1)
+
+  return jax.shard_map(
+    search, mesh=mesh, in_specs=whole, out_specs=partition('B'), check_vma=False
+  )(logits)
+
+
+def _top(logits: jax.Array, count: int) -> jax.Array:
+  """`top_candidates` on one device, in two stages.
 
   The largest entries lie in the `count` chunks with the largest maxima, so
   only these are searched: one pass over V for the maxima, in place of a

@@ -10,7 +10,9 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from spinejax import sharding
 from spinejax.errors import InputError
 from spinejax.target.assemble import DTYPES
 from spinejax.target.config import TargetConfig, config_of_hf
@@ -20,7 +22,7 @@ from spinejax.target.gguf_file import (
   read_gguf,
 )
 from spinejax.target.hf_dir import read_hf, read_json
-from spinejax.target.model import TargetParams
+from spinejax.target.model import TargetParams, random_params
 from spinejax.target.presets import PRESETS
 from spinejax.target.tokenizer import (
   Tokenizer,
@@ -39,7 +41,7 @@ class Target:
   Attributes:
     name: what it was loaded as, for tables and result files.
     cfg: its shape.
-    params: its weights, on the device.
+    params: its weights, on the device or on a mesh.
     tokenizer: its tokenizer.
     head_VD: the output head as stored, NumPy, on the host; drafters build
       their token codes from it.
@@ -55,6 +57,11 @@ class Target:
   def head_hash(self) -> str:
     """Identity of the output head; a drafter states the one it fits."""
     return head_hash(self.head_VD)
+
+  @property
+  def mesh(self) -> Mesh | None:
+    """The mesh that its weights lie on, or None: one device."""
+    return sharding.mesh_of(self.params.embed_VD)
 
 
 def head_hash(head_VD: np.ndarray) -> str:
@@ -137,18 +144,25 @@ def check_dtype(dtype) -> None:
     raise InputError(f'dtype = {name}, expected one of {", ".join(DTYPES)}')
 
 
-def load_target(source: str, dtype=jnp.float32) -> Target:
+def load_target(
+  source: str, dtype=jnp.float32, mesh: Mesh | None = None
+) -> Target:
   """Loads a target: a packaged name, a `.gguf` file or a HF directory.
 
   Args:
     source: `smollm2-135m`, or a path.
     dtype: dtype of weights and activations.
+    mesh: devices to spread it over (`sharding.make_mesh`); None: one device.
 
   Raises:
-    InputError: the source does not exist, is broken or is not supported.
+    InputError: the source does not exist, is broken, is not supported or
+      cannot be split so.
   """
   check_dtype(dtype)
   path = find(source)
+  if mesh is not None:  # before the weights are read, which takes long
+    make = functools.partial(random_params, target_config(source))
+    sharding.shardings(jax.eval_shape(make, jax.random.key(0)), mesh)
   if path.is_dir():
     cfg, params = read_hf(path)
     tokenizer = tokenizer_of_hf(path)
@@ -164,16 +178,5 @@ def load_target(source: str, dtype=jnp.float32) -> Target:
     name = source
   else:  # a directory may have dots in its name: Llama-3.2-1B
     name = path.absolute().name.removesuffix('.gguf')
-  return Target(name, cfg, to_device(params, dtype), tokenizer, params.head_VD)
-
-
-def to_device(params, dtype):
-  """NumPy weights as device arrays of `dtype`; shared arrays stay shared."""
-  placed = {}
-
-  def place(x):
-    if id(x) not in placed:
-      placed[id(x)] = jnp.asarray(x, dtype)
-    return placed[id(x)]
-
-  return jax.tree.map(place, params)
+  placed = sharding.shard(params, mesh, dtype)
+  return Target(name, cfg, placed, tokenizer, params.head_VD)

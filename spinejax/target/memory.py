@@ -68,13 +68,15 @@ def available_bytes() -> int | None:
   if stats and 'bytes_limit' in stats:
     return stats['bytes_limit'] - stats['bytes_in_use']
   if device.platform == 'cpu':
-    return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_AVPHYS_PAGES')
+    free = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_AVPHYS_PAGES')
+    return free // jax.local_device_count()  # they share one memory
   return None
 
 
 def check_memory(target, draft, batch: int, capacity: int) -> None:
   """Refuses what cannot fit, before it is allocated.
 
+  Of a target on a mesh each device has an equal part of what is counted here.
   The caches stay and the scores of a layer come and go: where the caches alone
   are too much, only they are named.
 
@@ -83,8 +85,11 @@ def check_memory(target, draft, batch: int, capacity: int) -> None:
   """
   dtype = target.params.embed_VD.dtype
   table = memory_table(target.cfg, draft.drafter.cfg, batch, capacity, dtype)
+  devices = 1 if target.mesh is None else target.mesh.size
+  table = {part: size / devices for part, size in table.items()}
   need = sum(v for k, v in table.items() if 'KV' in k or k == 'logits')
   have = available_bytes()
+  each = '' if target.mesh is None else f' on each of {devices} devices'
   for what, more in (
     ('caches and logits', 0),
     ('caches, logits and attention scores', table['attention scores']),
@@ -92,6 +97,6 @@ def check_memory(target, draft, batch: int, capacity: int) -> None:
     if have is not None and need + more > have:
       raise InputError(
         f'batch {batch} at capacity {capacity} needs '
-        f'{(need + more) / 2**30:.1f} GiB for {what}; {have / 2**30:.1f} GiB '
-        'are free'
+        f'{(need + more) / 2**30:.1f} GiB{each} for {what}; '
+        f'{have / 2**30:.1f} GiB are free'
       )

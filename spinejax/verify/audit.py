@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spinejax.axes import Tokens_BQ
+from spinejax.sharding import DATA, constrain, shard
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import Target
 from spinejax.target.model import (
@@ -71,6 +72,8 @@ def gaps(
   """
   rows = -(-capacity // _ROWS) * _ROWS
   batch = min(_BATCH, len(prompts))
+  if target.mesh is not None:  # a multiple of the devices it is split over
+    batch += -batch % target.mesh.shape[DATA]
   found = []
   for first in range(0, len(prompts), batch):
     part = slice(first, first + batch)
@@ -97,6 +100,7 @@ def _teacher_force(target, fed_BT, wanted_BT, needed: int) -> np.ndarray:
   batch, capacity = fed_BT.shape
   dtype = target.params.embed_VD.dtype
   cache = init_cache(target.cfg, batch, capacity, dtype)
+  cache = shard(cache, target.mesh)
   found = []
   for row in range(0, needed, _ROWS):
     part = slice(row, row + _ROWS)
@@ -124,9 +128,10 @@ def _chunk(
   out = forward(cfg, params, fed_BQ, cache)
   logits = unembed(out.hidden_BQD, params.head_VD)
   chosen = jnp.take_along_axis(logits, wanted_BQ[..., None], axis=-1)[..., 0]
-  return jnp.max(logits, axis=-1) - chosen, out.cache.advance(
+  cache = out.cache.advance(
     jnp.full((fed_BQ.shape[0],), fed_BQ.shape[1], jnp.int32)
   )
+  return jnp.max(logits, axis=-1) - chosen, constrain(cache)
 
 
 def audit(

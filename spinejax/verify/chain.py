@@ -101,10 +101,12 @@ def residual(
       rest_BV = p_BV - _pick(probs_BSV, slot_B)
     case Sparse(ids_BSN, probs_BSN):
       ids_BN, probs_BN = _pick(ids_BSN, slot_B), _pick(probs_BSN, slot_B)
-      rows = jnp.arange(p_BV.shape[0])[:, None]
       # An id of -1 carries no mass; "drop" keeps it from wrapping around.
       ids_BN = jnp.where(ids_BN < 0, p_BV.shape[1], ids_BN)
-      rest_BV = p_BV.at[rows, ids_BN].add(-probs_BN, mode='drop')
+      # Mapped over the batch, which may be split over devices.
+      rest_BV = jax.vmap(lambda p, at, q: p.at[at].add(-q, mode='drop'))(
+        p_BV, ids_BN, probs_BN
+      )
   rest_BV = jnp.maximum(rest_BV, 0.0)
   mass_B1 = jnp.sum(rest_BV, axis=-1, keepdims=True)
   rejected_B1 = (accepted_B < S)[:, None]

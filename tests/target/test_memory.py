@@ -113,10 +113,10 @@ def test_available_bytes_is_positive():
   assert available_bytes() > 2**20
 
 
-def fake_target():
+def fake_target(mesh=None):
   """What `check_memory` reads of a target."""
   params = types.SimpleNamespace(embed_VD=jnp.zeros((1, 1), jnp.bfloat16))
-  return types.SimpleNamespace(cfg=CFG, params=params)
+  return types.SimpleNamespace(cfg=CFG, params=params, mesh=mesh)
 
 
 def test_check_memory_says_how_much_is_needed(monkeypatch, refused):
@@ -145,3 +145,17 @@ def test_check_memory_says_how_much_is_needed(monkeypatch, refused):
     check(have)
   with refused(message(lasting, 'caches and logits', lasting - 1)):
     check(lasting - 1)
+
+
+def test_check_memory_counts_what_one_device_of_a_mesh_holds(
+  monkeypatch, refused
+):
+  draft, rows = ngram_model(slots=7), kv_bytes(CFG, 8, 4096, jnp.bfloat16)
+  each = (rows + 8 * 8 * CFG.vocab * 4) // 4
+  mesh = types.SimpleNamespace(size=4)
+  monkeypatch.setattr(memory, 'available_bytes', lambda: each - 1)
+  with refused(
+    f'batch 8 at capacity 4096 needs {each / 2**30:.1f} GiB on each of 4 '
+    f'devices for caches and logits; {each / 2**30:.1f} GiB are free'
+  ):
+    check_memory(fake_target(mesh), draft, 8, 4096)

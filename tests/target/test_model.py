@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from spinejax.sharding import shard
 from spinejax.target import (
   KVCache,
   forward,
@@ -23,7 +24,6 @@ from spinejax.target import (
   unembed,
 )
 from spinejax.target.hf_dir import read_hf
-from spinejax.target.loading import to_device
 
 FAMILIES = ('llama', 'qwen2', 'qwen3')
 T = 48  # tokens of the fixtures, and the capacity of every cache
@@ -73,7 +73,7 @@ def refilled(cache: KVCache, key: float, value: float) -> KVCache:
 def read_case(folder) -> Case:
   cfg, params = read_hf(folder)
   expected = load_file(folder / 'expected.safetensors')
-  return Case(cfg, to_device(params, jnp.float32), expected)
+  return Case(cfg, shard(params, None, jnp.float32), expected)
 
 
 @pytest.fixture(scope='module', params=FAMILIES)
@@ -109,7 +109,7 @@ def test_both_spellings_of_a_config_give_the_same_model(case, golden, tmp_path):
   shutil.move(tmp_path / 'config_v4.json', tmp_path / 'config.json')
   cfg, params = read_hf(tmp_path)
   assert cfg == case.cfg and hash(cfg) == hash(case.cfg)
-  chex.assert_trees_all_equal(to_device(params, jnp.float32), case.params)
+  chex.assert_trees_all_equal(shard(params, None, jnp.float32), case.params)
 
 
 @pytest.mark.parametrize('chunk', [1, 5, 16])
