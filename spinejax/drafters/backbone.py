@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.block_attention.api import block_attention
 from spinejax.axes import Count_B, Embed_VD, Features_BKP
 from spinejax.drafters.base import DraftCache
 from spinejax.errors import InputError
@@ -173,10 +174,12 @@ class Place:
   Attributes:
     start_BA: absolute position of each anchor.
     visible_BA: context rows [0, visible) that the block may look at.
+    decoding: one block a request (A = 1), and no gradient is taken.
   """
 
   start_BA: jax.Array
   visible_BA: jax.Array
+  decoding: bool = dataclasses.field(default=False, metadata={'static': True})
 
 
 def tap_ids(target_layers: int, taps: int) -> tuple[int, ...]:
@@ -289,9 +292,14 @@ def block_layer(
   position_BAK = place.start_BA[..., None] + jnp.arange(K)
   rope = nn.rotary(position_BAK, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
   x = nn.rms_norm(h, layer.attn_norm_D, cfg.norm_eps)
-  q, k, v = nn.project_qkv(layer, x, rope, cfg.norm_eps)
-  seen = _visible(cfg, index, position_BAK, place, context[0].shape[2])
-  h = h + nn.dense(_attend(q, k, v, context, *seen), layer.out_DX)
+  qkv = nn.fused_qkv(layer, x)
+  if place.decoding and cfg.window(index) is None:
+    mixed = _attend_once(cfg, index, layer, qkv, rope, context, place)
+  else:
+    q, k, v = nn.split_qkv(qkv, rope, layer.head_norms, cfg.norm_eps)
+    seen = _visible(cfg, index, position_BAK, place, context[0].shape[2])
+    mixed = _attend(q, k, v, context, *seen)
+  h = h + nn.dense(mixed, layer.out_DX)
   return h + nn.swiglu(layer, nn.rms_norm(h, layer.mlp_norm_D, cfg.norm_eps))
 
 
@@ -310,15 +318,44 @@ def cap(cfg: BackboneConfig, logits: jax.Array) -> jax.Array:
   return cfg.softcap * jnp.tanh(logits / cfg.softcap)
 
 
+def _attend_once(cfg, index, layer, qkv, rope, context, place):
+  """Attention of one block a request: by a kernel, where there is one."""
+
+  def attend(qkv, k_BGTC, v_BGTC, visible_B, rope, norms):
+    q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
+    K, T = qkv.shape[1], k_BGTC.shape[2]
+    seen_BAKT = jnp.broadcast_to(
+      jnp.arange(T) < visible_B[:, None, None, None], (len(qkv), 1, K, T)
+    )
+    parts = (x[:, None] for x in (q, k, v))
+    seen_KK = _seen_in_block(cfg, index, K)
+    mixed = _attend(*parts, (k_BGTC, v_BGTC), seen_BAKT, seen_KK)
+    return mixed[:, 0], k_BGTC, v_BGTC
+
+  mixed, _, _ = block_attention(
+    attend, qkv[:, 0], *context, place.visible_BA[:, 0],
+    jax.tree.map(lambda x: x[:, 0], rope), layer.head_norms,
+    eps=cfg.norm_eps, causal=cfg.is_causal(index), append=False,
+  )  # fmt: skip
+  return mixed[:, None]
+
+
+def _seen_in_block(cfg, index, K):
+  """Whether row q of a block may look at row k of it, [K, K]."""
+  if cfg.is_causal(index):
+    return jnp.tri(K, dtype=bool)
+  return jnp.ones((K, K), bool)
+
+
 def _visible(cfg, index, position_BAK, place, T):
   """Context [B, A, K, T] and block [K, K] visibility of one layer."""
   at_T = jnp.arange(T)
   seen_BAKT = at_T < place.visible_BA[..., None, None]
   K = position_BAK.shape[-1]
-  distance_KK = jnp.arange(K)[:, None] - jnp.arange(K)
-  seen_KK = distance_KK >= 0 if cfg.is_causal(index) else jnp.ones((K, K), bool)
+  seen_KK = _seen_in_block(cfg, index, K)
   window = cfg.window(index)
   if window is not None:
+    distance_KK = jnp.arange(K)[:, None] - jnp.arange(K)
     seen_BAKT = seen_BAKT & (at_T > position_BAK[..., None] - window)
     seen_KK = seen_KK & (jnp.abs(distance_KK) < window)
   return jnp.broadcast_to(seen_BAKT, (*position_BAK.shape, T)), seen_KK

@@ -32,7 +32,9 @@ def propose(
   cfg, params, view, cache, history, anchor_B, keys_B, sampling
 ) -> Proposal:
   """Every slot on its own: the argmax, or a sample with its dense law."""
-  place = Place(history.length_B[:, None] - 1, cache.length_B[:, None])
+  place = Place(
+    history.length_B[:, None] - 1, cache.length_B[:, None], decoding=True
+  )
   context = list(zip(cache.k, cache.v, strict=True))
   hidden_BAKD = hidden_states(
     cfg, params, view.embed_VD, anchor_B[:, None], context, place

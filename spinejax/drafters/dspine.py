@@ -334,7 +334,9 @@ def propose(
   cfg, params, view, cache, history, anchor_B, keys_B, sampling
 ) -> Proposal:
   """One parallel pass, top-N candidates a slot, transition table, walk."""
-  place = Place(history.length_B[:, None] - 1, cache.length_B[:, None])
+  place = Place(
+    history.length_B[:, None] - 1, cache.length_B[:, None], decoding=True
+  )
   context = list(zip(cache.k, cache.v, strict=True))
   out = draft(cfg, params, view.embed_VD, anchor_B[:, None], context, place)
   with jax.named_scope('select'):

@@ -43,6 +43,10 @@ class LayerParams:
   q_norm_C: jax.Array | None = None
   k_norm_C: jax.Array | None = None
 
+  @property
+  def head_norms(self) -> tuple[jax.Array, jax.Array] | None:
+    return None if self.q_norm_C is None else (self.q_norm_C, self.k_norm_C)
+
 
 def einsum(spec: str, *operands: jax.Array, dtype=None) -> jax.Array:
   """`jnp.einsum` at full precision; `dtype` is that of sums and result."""
@@ -94,23 +98,25 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def project_qkv(
-  layer: LayerParams,
-  x: jax.Array,
+def fused_qkv(layer: LayerParams, x: jax.Array) -> jax.Array:
+  """Queries, key and value of every group, [..., G, J, C], of x [..., D]."""
+  qkv = dense(x, layer.qkv_GJCD)
+  return qkv if layer.qkv_bias_GJC is None else qkv + layer.qkv_bias_GJC
+
+
+def split_qkv(
+  qkv: jax.Array,
   rope: tuple[jax.Array, jax.Array],
+  norms: tuple[jax.Array, jax.Array] | None,
   eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Queries [..., G, H/G, C] and keys, values [..., G, C] of x [..., D].
+  """Queries [..., G, H/G, C] and keys, values [..., G, C] of `fused_qkv`.
 
-  Queries and keys are normalised (if the layer has norms) and rotated.
+  Queries and keys are normalised (if there are norms) and rotated.
   """
-  qkv = dense(x, layer.qkv_GJCD)
-  if layer.qkv_bias_GJC is not None:
-    qkv = qkv + layer.qkv_bias_GJC
   q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
-  if layer.q_norm_C is not None:
-    q = rms_norm(q, layer.q_norm_C, eps)
-    k = rms_norm(k, layer.k_norm_C, eps)
+  if norms is not None:
+    q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
   cos, sin = rope
   # One more axis for the queries: group, then head of the group.
   q = rotate(q, cos[..., None, :], sin[..., None, :])

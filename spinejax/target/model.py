@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.block_attention.api import block_attention
 from spinejax.axes import Count_B, Embed_VD, Hidden_BQD, Tokens_BQ
+from spinejax.sharding import hint
 from spinejax.target import layers as nn
 from spinejax.target.config import TargetConfig
 
@@ -80,17 +82,17 @@ def append_rows(
   Rows past the capacity are dropped: a clamped slice update would overwrite
   valid rows in silence.
   """
-  B, Q, G, _ = rows_BQGC.shape
-  at_BQ = start_B[:, None] + jnp.arange(Q)
-  return cache_BGTC.at[
-    jnp.arange(B)[:, None, None],
-    jnp.arange(G)[:, None],
-    at_BQ[:, None],
-  ].set(
-    rows_BQGC.swapaxes(1, 2).astype(cache_BGTC.dtype),
-    mode='drop',
-    unique_indices=True,
-  )
+  at_BQ = start_B[:, None] + jnp.arange(rows_BQGC.shape[1])
+
+  def write(cache_TC, rows_QC, at_Q):
+    return cache_TC.at[at_Q].set(
+      rows_QC.astype(cache_TC.dtype), mode='drop', unique_indices=True
+    )
+
+  # Mapped, not indexed by batch and group: XLA would gather the rows of all
+  # devices to scatter them along an axis that is split.
+  over_groups = jax.vmap(write, in_axes=(0, 1, None))
+  return jax.vmap(over_groups)(cache_BGTC, rows_BQGC, at_BQ)
 
 
 def forward(
@@ -123,21 +125,30 @@ def forward(
   h = jnp.take(params.embed_VD, tokens_BQ, axis=0, mode='clip')
   tapped = [h] if -1 in taps else []
   keys, values = [], []
+
+  def attend(qkv, k_BGTC, v_BGTC, length_B, rope, norms):
+    q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
+    k_BGTC = append_rows(k_BGTC, k, length_B)
+    v_BGTC = append_rows(v_BGTC, v, length_B)
+    return nn.attend(q, k_BGTC, v_BGTC, seen_BQT), k_BGTC, v_BGTC
+
   for i, layer in enumerate(params.layers):
     x = nn.rms_norm(h, layer.attn_norm_D, cfg.norm_eps)
-    q, k, v = nn.project_qkv(layer, x, rope, cfg.norm_eps)
-    k = append_rows(cache.k[i], k, cache.length_B)
-    v = append_rows(cache.v[i], v, cache.length_B)
-    h = h + nn.dense(nn.attend(q, k, v, seen_BQT), layer.out_DX)
+    mixed, k, v = block_attention(
+      attend, nn.fused_qkv(layer, x), cache.k[i], cache.v[i], cache.length_B,
+      rope, layer.head_norms, eps=cfg.norm_eps, causal=True, append=True,
+    )  # fmt: skip
+    h = h + nn.dense(mixed, layer.out_DX)
     h = h + nn.swiglu(layer, nn.rms_norm(h, layer.mlp_norm_D, cfg.norm_eps))
     keys.append(k)
     values.append(v)
     if i in taps:
       tapped.append(h)
-  empty = jnp.zeros((*tokens_BQ.shape, 0), h.dtype)
+  features = tapped or [jnp.zeros((*tokens_BQ.shape, 0), h.dtype)]
   return Forward(
     hidden_BQD=nn.rms_norm(h, params.norm_D, cfg.norm_eps),
-    features_BQP=jnp.concatenate(tapped, axis=-1) if tapped else empty,
+    # A drafter splits them; without the hint XLA would split h for that.
+    features_BQP=hint(jnp.concatenate(features, axis=-1), 'BQ.'),
     cache=KVCache(tuple(keys), tuple(values), cache.length_B),
   )
 

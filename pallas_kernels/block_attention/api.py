@@ -1,0 +1,92 @@
+"""Attention of a block of rows over a request's context and over itself.
+
+One call norms and rotates queries and keys, attends and appends the block to
+the cache: what follows the QKV product in a layer of a target (`append`) or of
+a block drafter.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.block_attention import gpu
+
+Rows = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def block_attention(
+  otherwise: Callable[..., Rows],
+  qkv_BQGJC: jax.Array,
+  k_BGTC: jax.Array,
+  v_BGTC: jax.Array,
+  length_B: jax.Array,
+  rope: tuple[jax.Array, jax.Array],
+  norms: tuple[jax.Array, jax.Array] | None,
+  *,
+  eps: float,
+  causal: bool,
+  append: bool,
+) -> Rows:
+  """By the Hopper kernel where it is lowered for one and takes the shapes.
+
+  It reads context rows up to each request's length only, whatever the
+  capacity. It was measured to win at every shape it takes; see
+  docs/performance.md.
+
+  Args:
+    otherwise: the same function of the six arrays below in XLA, for all other
+      platforms, dtypes and shapes.
+    qkv_BQGJC: the fused projection; J = query heads of a group, key, value.
+    k_BGTC, v_BGTC: the caches.
+    length_B: their valid rows, which every row of the block sees.
+    rope: cosine and sine of the block's positions, float32 [B, Q, 1, C/2].
+    norms: scales [C] of the norms of queries and keys, or None.
+    eps: of these norms.
+    causal: a row of the block sees itself and those before it; else all.
+    append: write the block's keys and values behind the valid rows. They are
+      written in place; rows past them may be overwritten with anything.
+
+  Returns:
+    The mixed values [B, Q, G * U * C] of U query heads a group, and the
+    caches.
+  """
+  args = (qkv_BQGJC, k_BGTC, v_BGTC, length_B, rope, norms)
+  if not supported(qkv_BQGJC, k_BGTC):
+    return otherwise(*args)
+  kernel = functools.partial(_on_gpu, eps=eps, causal=causal, append=append)
+  return lax.platform_dependent(*args, cuda=kernel, default=otherwise)
+
+
+def supported(qkv_BQGJC: jax.Array, k_BGTC: jax.Array) -> bool:
+  """Whether the kernel takes these shapes and dtypes, on the GPU at hand.
+
+  Where there is none, it is assumed that a Hopper is compiled for. XLA cannot
+  partition the kernel: on a mesh it would gather the caches.
+  """
+  _, Q, _, J, C = qkv_BQGJC.shape
+  dtypes = {qkv_BQGJC.dtype, k_BGTC.dtype}
+  return (
+    dtypes == {jnp.dtype(jnp.bfloat16)}
+    and gpu.fits(J - 2, Q, C)
+    and jax.typeof(k_BGTC).sharding.mesh.size <= 1
+    and _hopper()
+  )
+
+
+def _hopper() -> bool:
+  device = jax.local_devices()[0]
+  return device.platform != 'gpu' or device.compute_capability == '9.0'
+
+
+# One body for all layers: lowered, and compiled, once.
+@functools.partial(jax.jit, static_argnames=('eps', 'causal', 'append'))
+def _on_gpu(qkv, k, v, length_B, rope, norms, eps, causal, append):
+  B, Q = qkv.shape[:2]
+  cos, sin = (x.reshape(B, Q, -1) for x in rope)
+  return gpu.block_attention(
+    qkv.reshape(B, Q, -1), k, v, length_B, cos, sin, norms,
+    eps=eps, causal=causal, append=append,
+  )  # fmt: skip

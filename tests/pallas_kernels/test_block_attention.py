@@ -1,0 +1,171 @@
+"""The kernel, interpreted on the CPU, against its specification."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.block_attention import api, gpu, reference
+
+EPS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  rows: int
+  heads: int  # of a group
+  head_dim: int
+  lengths: tuple[int, ...]
+  groups: int = 2
+  capacity: int = 192
+  normed: bool = False
+  causal: bool = True
+  append: bool = True
+  splits: int = 8
+
+
+CASES = (
+  # One row, an empty context, and one that ends a tile.
+  Case(1, 4, 128, (0, 100, 64), normed=True),
+  Case(16, 4, 128, (130, 1), normed=True),
+  # Rows that fill no swizzle row; heads that leave the tile part empty.
+  Case(9, 3, 64, (65, 127), capacity=256),
+  # A draft block: all of it is seen, nothing is appended.
+  Case(8, 3, 64, (192, 7), causal=False, append=False),
+  Case(4, 2, 64, (70,), capacity=128, splits=1),
+)
+
+
+def arrays(case: Case, poison: float = 0.0):
+  keys = iter(jax.random.split(jax.random.key(1), 6))
+  batch, dtype = len(case.lengths), jnp.bfloat16
+  length_B = jnp.array(case.lengths, jnp.int32)
+  shape = (batch, case.groups, case.capacity, case.head_dim)
+  live = (jnp.arange(case.capacity) < length_B[:, None])[:, None, :, None]
+  k, v = (
+    jnp.where(live, jax.random.normal(next(keys), shape), poison).astype(dtype)
+    for _ in range(2)
+  )
+  qkv = jax.random.normal(
+    next(keys),
+    (batch, case.rows, case.groups, case.heads + 2, case.head_dim),
+    dtype,
+  )
+  angle = jax.random.uniform(
+    next(keys), (batch, case.rows, 1, case.head_dim // 2), maxval=6.0
+  )
+  norms = tuple(
+    jax.random.uniform(next(keys), (case.head_dim,), minval=0.5, maxval=2.0)
+    .astype(dtype)
+    for _ in range(2)
+  )  # fmt: skip
+  return (
+    qkv, k, v, length_B, (jnp.cos(angle), jnp.sin(angle)),
+    norms if case.normed else None,
+  )  # fmt: skip
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+  """Runs Mosaic GPU kernels on the CPU.
+
+  Its interpreter takes the left side of a product from shared memory only.
+  """
+  wgmma = plgpu.wgmma
+
+  def from_shared(acc, left, right):
+    if not isinstance(left, jax.Array):
+      return wgmma(acc, left, right)
+
+    def body(ref):
+      ref[...] = left
+      wgmma(acc, ref, right)
+
+    return pl.run_scoped(body, plgpu.SMEM(left.shape, left.dtype))
+
+  monkeypatch.setattr(plgpu, 'wgmma', from_shared)
+  with plgpu.force_gpu_interpret_mode():
+    yield
+
+
+def run(case: Case, given, monkeypatch):
+  monkeypatch.setattr(gpu, 'splits_for', lambda groups: case.splits)
+  qkv, k, v, length_B, rope, norms = given
+  batch = len(case.lengths)
+  return gpu.block_attention(
+    qkv.reshape(batch, case.rows, -1), k, v, length_B,
+    *(x.reshape(batch, case.rows, -1) for x in rope), norms,
+    eps=EPS, causal=case.causal, append=case.append,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize('case', CASES, ids=str)
+def test_kernel(case, interpreted, monkeypatch):
+  """Unused rows of the cache are NaN: none is read into the result."""
+  want = reference.block_attention(
+    *arrays(case), eps=EPS, causal=case.causal, append=case.append
+  )
+  got = run(case, arrays(case, poison=np.nan), monkeypatch)
+  out, expected = (np.asarray(x[0], np.float32) for x in (got, want))
+  error = np.linalg.norm(out - expected) / np.linalg.norm(expected)
+  assert error < 1e-2
+  for new, old in zip(got[1:], want[1:], strict=True):
+    for b, length in enumerate(case.lengths):
+      rows = length + case.rows * case.append
+      np.testing.assert_allclose(
+        np.asarray(new[b, :, :rows], np.float32),
+        np.asarray(old[b, :, :rows], np.float32),
+        rtol=1e-2,
+      )
+
+
+def test_rows_past_the_capacity_are_dropped(interpreted, monkeypatch):
+  case = Case(8, 2, 64, (124, 3), capacity=128)
+  got = run(case, arrays(case), monkeypatch)
+  want = reference.block_attention(
+    *arrays(case), eps=EPS, causal=True, append=True
+  )
+  for new, old in zip(got[1:], want[1:], strict=True):
+    np.testing.assert_allclose(
+      np.asarray(new, np.float32), np.asarray(old, np.float32), rtol=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'rows', 'heads', 'head_dim', 'takes'),
+  (
+    (jnp.bfloat16, 16, 4, 128, True),
+    (jnp.bfloat16, 1, 8, 64, True),
+    (jnp.bfloat16, 17, 4, 128, False),  # 4 x 24 rows do not fit a tile
+    (jnp.bfloat16, 1, 9, 64, False),
+    (jnp.bfloat16, 1, 1, 96, False),
+    (jnp.float32, 1, 4, 128, False),
+  ),
+)
+def test_supported(dtype, rows, heads, head_dim, takes):
+  qkv = jnp.zeros((1, rows, 1, heads + 2, head_dim), dtype)
+  assert api.supported(qkv, jnp.zeros((1, 1, 8, head_dim), dtype)) == takes
+
+
+def test_splits_fill_the_processors():
+  assert [gpu.splits_for(n) for n in (1, 8, 24, 66, 132, 500)] == [
+    8, 8, 5, 2, 1, 1,
+  ]  # fmt: skip
+
+
+def test_elsewhere_the_caller_decides():
+  """On a CPU, also for shapes that the kernel takes."""
+  case = CASES[0]
+  given = arrays(case)
+  size = case.groups * case.heads * case.head_dim
+  mine = jnp.full((len(case.lengths), case.rows, size), 7, jnp.bfloat16)
+  attend = functools.partial(
+    api.block_attention, lambda *args: (mine, *args[1:3]), *given,
+    eps=EPS, causal=True, append=True,
+  )  # fmt: skip
+  np.testing.assert_array_equal(jax.jit(attend)()[0], mine)
