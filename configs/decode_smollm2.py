@@ -22,6 +22,8 @@ def get_config(variant: str = 'full'):
   c.target = 'smollm2-135m'
   c.drafters = ('ngram', 'smollm2-135m-dspine')  # beside plain
   # Rows of a block. Verifying more of them costs more, on a CPU much more.
+  # 0: those that are expected to be the fastest here, from the cost of a round
+  # and the acceptance of a few prompts, both measured first (minutes on a CPU).
   c.block = 8
   # humaneval, arithmetic, or paths of .jsonl ({"turns": [...]}) or .txt files.
   c.prompts = 'humaneval,arithmetic'
@@ -29,6 +31,9 @@ def get_config(variant: str = 'full'):
   c.max_new_tokens = 64 if variant == 'demo' else 256
   c.dtype = 'float32'
   c.batch = 1
+  # Devices: 'model=3' splits the model (this one has 3 groups of heads),
+  # 'data=2' the batch, 'data=2,model=3' both; '' takes one device.
+  c.mesh = ''
   c.temperature = 0.0
   c.top_k = 0
   c.top_p = 1.0

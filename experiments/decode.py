@@ -6,23 +6,38 @@ from rich import console, progress
 
 from experiments import common
 from spinejax import report
-from spinejax.decode import compare
+from spinejax.decode import compare, cost
 from spinejax.drafters.loading import load_drafter, plain_model
 from spinejax.errors import InputError
 from spinejax.prompts import PromptSet, by_name
+from spinejax.sharding import make_mesh
 from spinejax.target.loading import load_target
+from spinejax.verify.sampling import Sampling
 
 # What TensorBoard shows of a row.
 _LOGGED = (
   'tokens_per_round', 'tokens_per_round_nonrepetitive', 'tokens_per_s',
   'speedup_vs_plain', 'exact', 'ties', 'wrong',
 )  # fmt: skip
+# Prompts that acceptance is measured on where the block is to be chosen.
+_SURVEYED = 4
 
 
 def settings_of(config) -> compare.Settings:
   """The settings of decoding; refuses what can be seen before loading."""
   common.file_name('name', config.name)
-  if config.block < 2:
+  check_drafters(config, may_choose=True)
+  if config.block == 0 and config.same_rows:
+    raise InputError('block = 0, expected at least 2 where same_rows is set')
+  return compare.Settings(
+    config.max_new_tokens, config.temperature, config.top_k, config.top_p,
+    config.seed, config.batch,
+  )  # fmt: skip
+
+
+def check_drafters(config, may_choose: bool = False) -> None:
+  """Refuses names of drafters, and a block, that cannot be meant."""
+  if config.block < 2 and not (may_choose and config.block == 0):
     raise InputError(f'block = {config.block}, expected at least 2')
   if not config.drafters:
     raise InputError('drafters is empty, expected at least one')
@@ -33,10 +48,6 @@ def settings_of(config) -> compare.Settings:
       raise InputError('drafters: plain is always run, leave it out')
     if config.drafters.count(name) > 1:
       raise InputError(f'drafters names {name!r} twice')
-  return compare.Settings(
-    config.max_new_tokens, config.temperature, config.top_k, config.top_p,
-    config.seed, config.batch,
-  )  # fmt: skip
 
 
 def prompt_sets(config) -> list[PromptSet]:
@@ -63,14 +74,14 @@ def prompt_sets(config) -> list[PromptSet]:
   return sets
 
 
-def load(config, dtype):
+def load(config, dtype, same_rows: bool = False, mesh=None):
   """The target, and the drafters by their names in the table."""
-  target = load_target(config.target, dtype)
+  target = load_target(config.target, dtype, mesh)
   drafters = {'plain': plain_model()}
-  if config.same_rows:
+  if same_rows:
     drafters[compare.SAME_ROWS] = plain_model(config.block - 1)
   for source in config.drafters:
-    model = load_drafter(source, target, block=config.block)
+    model = load_drafter(source, target, block=config.block or None)
     name = model.drafter.name
     if name in drafters:  # another one of the same method
       name = f'{name}, {pathlib.Path(source).name}'
@@ -104,21 +115,67 @@ def decode(
     out.print(prompts.turns[i][0], style='dim', markup=False, highlight=False)
     out.rule(f'answer ({name})')
     out.print(shown.completions[i].text, markup=False, highlight=False)
-  return compare.rows(target, done, settings, prompts.name)
+  table = compare.rows(target, done, settings, prompts.name)
+  for row in table:
+    row['rows'] = drafters[row['drafter']].drafter.slots + 1
+  return table
+
+
+def choose_blocks(settings, target, drafters, ids, capacity):
+  """The drafters, each at the block that is expected to be the fastest.
+
+  Prints what it rests on: the time of a round at each number of rows, and how
+  many tokens a round of so many rows yields on a few of the prompts.
+  """
+  batch = min(settings.batch, len(ids))
+  law = dict(
+    temperature=settings.temperature, top_k=settings.top_k,
+    top_p=settings.top_p,
+  )  # fmt: skip
+  few = ids[:: -(-len(ids) // _SURVEYED)]
+  chosen, lines, notes = dict(drafters), [], []
+  for name in list(drafters)[1:]:
+    costs = cost.probe(
+      target, drafters[name], batch, capacity,
+      sampling=Sampling.make(batch, **law),
+    )  # fmt: skip
+    survival = cost.measure_survival(
+      target, drafters[name], few, batch, capacity=capacity, **law,
+      seed=settings.seed, max_new_tokens=min(64, settings.max_new_tokens),
+    )  # fmt: skip
+    best, rates = cost.best_width(costs, survival), costs.tokens_per_s(survival)
+    chosen[name] = cost.with_width(drafters[name], best)
+    for width, rate in rates.items():
+      tokens = cost.expected_tokens(survival, width)
+      lines.append({
+        'drafter': name if width > 1 else 'plain', 'rows': str(width),
+        'ms/round': f'{costs.round_ms[width]:.2f}',
+        'tokens/round': f'{tokens:.2f}', 'tokens/s': f'{rate:.1f}',
+      })  # fmt: skip
+    slower = ', though plain decoding is expected to be faster'
+    notes.append(
+      f'{name}: block {best}{slower if rates[1] > rates[best] else ""}'
+    )
+  print(f'expected at batch {batch}, capacity {capacity}, without prefill\n')
+  report.table.print_columns(lines, names=1)
+  print('\n'.join(['', *notes, '']))
+  return chosen
 
 
 def main(config):
   out, started = console.Console(), report.results.now()
   settings, sets = settings_of(config), prompt_sets(config)
-  dtype = common.dtype(config.dtype)
+  dtype, mesh = common.dtype(config.dtype), make_mesh(config.mesh)
   logs = common.folder(f'{config.tensorboard}/decode/{config.name}')
   common.folder(f'{config.results}/decode')
-  target, drafters = load(config, dtype)
+  target, drafters = load(config, dtype, config.same_rows, mesh)
   ids = [  # or an error, now
     one for prompts in sets for one in
     compare.encode(target, [turns[:1] for turns in prompts.turns], settings)
   ]  # fmt: skip
   capacity = compare.capacity_for(drafters, ids, settings)
+  if config.block == 0:
+    drafters = choose_blocks(settings, target, drafters, ids, capacity)
   table = [
     row
     for prompts in sets
@@ -129,8 +186,8 @@ def main(config):
   report.print_table(table, label='measured', device=report.results.device()[0])
   figure = report.figures.acceptance_by_position(
     compare.curves(table), label='measured',
-    title=f'{target.name}, block {config.block}, {config.dtype}, '
-    f'{sum(map(len, sets))} prompts',
+    title=f'{target.name}, block {config.block or "chosen"}, '
+    f'{config.dtype}, {sum(map(len, sets))} prompts',
   )  # fmt: skip
   result = report.results.build(
     'decode', 'measured', table, config=config.to_dict(), started=started

@@ -8,6 +8,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 LIBRARY = ('spinejax', 'pallas_kernels', 'experiments')
 LONGEST = 400
+# Golden data of the published implementations, and the comparison with them.
+TORCH_MAY_BE_IN = ('tests/golden/make_', 'experiments/compare_transformers.py')
 
 
 def files(*folders):
@@ -43,7 +45,7 @@ def test_imports_and_length(path):
   assert len(source.splitlines()) <= LONGEST
   assert not imports(path, 'jax._src')
   assert not imports(path, 'tensorflow')
-  if not name_of(path).startswith('tests/golden/make_'):
+  if not name_of(path).startswith(TORCH_MAY_BE_IN):
     assert not imports(path, 'torch')
     assert not imports(path, 'transformers')
   # Also not as an attribute: `jax._src.core`.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich import box, console, table, text
@@ -76,8 +76,45 @@ def print_table(
     file.write(render(rows, label=label, device=device))
 
 
+def print_columns(
+  rows: Sequence[Mapping[str, str]],
+  *,
+  names: int,
+  file: TextIO | None = None,
+) -> None:
+  """Prints cells that are text already, in the style of `print_table`'s files.
+
+  Args:
+    rows: cells by the name of their column; all have the same columns.
+    names: leading columns that name the row and are aligned to the left.
+    file: where to print; standard output if None.
+  """
+  made = table.Table(box=_RULE, show_edge=False, padding=(0, 1, 0, 0))
+  for i, column in enumerate(rows[0]):
+    # As Text, because a string's [brackets] would be read as markup.
+    made.add_column(
+      text.Text(column),
+      justify='left' if i < names else 'right',
+      no_wrap=True,
+    )
+  for row in rows:
+    made.add_row(*(text.Text(cell) for cell in row.values()))
+  file = sys.stdout if file is None else file
+  file.write(_ascii(lambda out: out.print(made)))
+
+
 def render(rows: Sequence[Row], *, label: str, device: str = '') -> str:
   """Returns what `print_table` writes to a file: ASCII, 100 columns."""
+  return _ascii(lambda out: _draw(out, rows, label, device))
+
+
+def sparkline(values: Sequence[float]) -> str:
+  """One bar a value, for values from 0 to 1."""
+  top = len(_BARS) - 1
+  return ''.join(_BARS[round(min(max(v, 0), 1) * top)] for v in values)
+
+
+def _ascii(draw: Callable[[console.Console], None]) -> str:
   file = io.StringIO()
   plain = console.Console(
     file=file,
@@ -86,15 +123,9 @@ def render(rows: Sequence[Row], *, label: str, device: str = '') -> str:
     color_system=None,
     highlight=False,
   )
-  _draw(plain, rows, label, device)
+  draw(plain)
   # Cells are padded to their columns; a file wants no trailing blanks.
   return ''.join(f'{line.rstrip()}\n' for line in file.getvalue().splitlines())
-
-
-def sparkline(values: Sequence[float]) -> str:
-  """One bar a value, for values from 0 to 1."""
-  top = len(_BARS) - 1
-  return ''.join(_BARS[round(min(max(v, 0), 1) * top)] for v in values)
 
 
 def _draw(

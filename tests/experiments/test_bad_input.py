@@ -136,6 +136,15 @@ def test_malformed_prompts(lines, message, refused_by, tmp_path):
     refused_by(binary, '{tmp}/mine.jsonl' + message, prompts='{tmp}/mine.jsonl')
 
 
+def test_no_rows_to_compare_with(refused_by):
+  refused_by(
+    'decode',
+    'block = 0, expected at least 2 where same_rows is set',
+    block=0,
+    same_rows=True,
+  )
+
+
 def test_what_shows_only_with_the_target(refused_by, tmp_path):
   (tmp_path / 'mine.txt').write_text('Hi.\n\n' + 'Hello there. ' * 40)
   (tmp_path / 'short.txt').write_text('Hi.\n')

@@ -142,6 +142,27 @@ def test_decode_own_prompts_with_own_drafter(tmp, trained):
   assert 'blocks/ngram/tokens_per_round' in found['scalars']
 
 
+def test_decode_chooses_the_block(tmp, trained):
+  _, mine = trained
+  done = binaries.fork(
+    'decode', DECODE,
+    *config(
+      target=TINY, drafters=f"('{mine}',)", block=0, name='chosen', limit=2,
+      prompts=f'{tmp}/lines.jsonl', max_new_tokens=6, show=0,
+      results=tmp / 'results', tensorboard=tmp / 'runs',
+    ),
+  )  # fmt: skip
+  lines = succeeded(done)
+  # The costs of all widths, then the one that is taken.
+  tried = [x.split()[:2] for x in lines if x.startswith(('plain ', 'dspine '))]
+  assert tried[:3] == [['plain', '1'], ['dspine', '2'], ['dspine', '4']]
+  (choice,) = (line for line in lines if line.startswith('dspine: block '))
+  plain, dspine = results.load(lines[-1])['metrics']
+  assert plain['rows'] == 1 and dspine['rows'] in (2, 4)
+  assert choice.startswith(f'dspine: block {dspine["rows"]}')
+  assert dspine['exact'] == dspine['total'] == 2
+
+
 def test_two_drafters_of_one_method_keep_apart(tmp, trained):
   """Without decoding: what their rows would be called."""
   _, mine = trained

@@ -1,0 +1,303 @@
+"""Times steps and rounds of any published shape with random weights."""
+
+import collections
+import dataclasses
+import itertools
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from experiments import common
+from spinejax import report
+from spinejax.decode import timing
+from spinejax.decode.loop import capacity_bucket
+from spinejax.decode.round import STAGES
+from spinejax.drafters import backbone
+from spinejax.drafters.base import DraftModel
+from spinejax.drafters.dflash import dflash
+from spinejax.drafters.dspine import DSpineConfig, DSpineParams, dspine
+from spinejax.drafters.loading import plain_model
+from spinejax.errors import InputError
+from spinejax.report import profile
+from spinejax.target.config import TargetConfig
+from spinejax.target.loading import target_config
+from spinejax.target.memory import available_bytes, kv_bytes, memory_table
+from spinejax.target.model import TargetParams, random_params
+from spinejax.train.fit import drafter_config
+from spinejax.train.step import init_injection
+
+DRAFTERS = ('dspine', 'dflash')
+# Share of a round that verification takes, arXiv 2609.36173.
+PAPER = '72-76 %'
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """What is timed together, on one target's cache."""
+
+  target: str
+  cfg: TargetConfig
+  shape: DSpineConfig
+  batch: int
+  context: int
+  capacity: int
+
+
+def points_of(config) -> list[Point]:
+  """All points that the config names, target by target; refuses bad ones."""
+  common.file_name('name', config.name)
+  common.positive(config, 'rounds', 'repeats')
+  dtype = common.dtype(config.dtype)
+  for field, least in (('batches', 1), ('contexts', 2), ('rows', 1)):
+    for value in config[field]:
+      if not isinstance(value, int) or value < least:
+        raise InputError(
+          f'{field} has {value!r}, expected whole numbers >= {least}'
+        )
+  for field in ('targets', 'batches', 'contexts', 'rows'):
+    if not config[field]:
+      raise InputError(f'{field} is empty, expected at least one')
+  for name in config.drafters:
+    if name not in DRAFTERS:
+      raise InputError(
+        f'drafters has {name!r}, expected {" or ".join(DRAFTERS)}'
+      )
+  have, points = available_bytes(), []
+  for target in config.targets:
+    cfg = target_config(target)
+    shape = drafter_config(cfg, mask_id=0, **config.drafter)
+    widest = max(*config.rows, shape.block)
+    most = dataclasses.replace(shape, block=widest)
+    for batch, context in itertools.product(config.batches, config.contexts):
+      least = context + config.rounds + widest
+      capacity = config.capacity or capacity_bucket(least)
+      if capacity < least:
+        raise InputError(
+          f'capacity = {capacity} is too small: context {context} needs {least}'
+        )
+      need = memory_table(cfg, most, batch, capacity, dtype)['total']
+      if have is not None and need > have:
+        raise InputError(
+          f'{target}, batch {batch}, capacity {capacity}: about '
+          f'{need / 2**30:.1f} GiB are needed, {have / 2**30:.1f} GiB are free'
+        )
+      points.append(
+        Point(pathlib.Path(target).name, cfg, shape, batch, context, capacity)
+      )
+  return points
+
+
+def random_target(cfg: TargetConfig, dtype) -> TargetParams:
+  """Random weights, made on the device array by array."""
+  shapes = jax.eval_shape(lambda: random_params(cfg, jax.random.key(0)))
+  if not cfg.tied:
+    return timing.noise(shapes, dtype)
+  params = timing.noise(dataclasses.replace(shapes, head_VD=None), dtype)
+  return dataclasses.replace(params, head_VD=params.embed_VD)
+
+
+def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
+  """A drafter of that method and shape with random weights."""
+  key = jax.random.key(0)
+
+  def dspine_params():
+    base = backbone.random_backbone(cfg, key)
+    injection = init_injection(cfg, key, jnp.zeros((cfg.width, cfg.rank)))
+    return DSpineParams(base, injection, jnp.zeros((cfg.vocab, cfg.rank)))
+
+  if name == 'dspine':
+    drafter, shapes = dspine(cfg), jax.eval_shape(dspine_params)
+  else:
+    fields = dataclasses.fields(backbone.BackboneConfig)
+    shape = {field.name: getattr(cfg, field.name) for field in fields}
+    # As published: every slot sees the whole block.
+    flat = backbone.BackboneConfig(**shape | dict(causal=False))
+    drafter = dflash(flat)
+    shapes = jax.eval_shape(lambda: backbone.random_backbone(flat, key))
+  return DraftModel(drafter, timing.noise(shapes, dtype, seed=1))
+
+
+def bytes_read(point: Point, params: TargetParams, draft: DraftModel) -> int:
+  """Bytes that a round cannot do without: weights once, keys and values.
+
+  Of tables of which a few rows are read (embedding, token codes), none.
+  """
+
+  def size(tree) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+  head = params.head_VD
+  total = size((params.layers, params.norm_D, head))
+  total += kv_bytes(point.cfg, point.batch, point.context, head.dtype)
+  if draft.params is not None:
+    codes_VR = getattr(draft.params, 'codes_VR', None)
+    total += size(draft.params) - size(codes_VR)
+    total += head.nbytes  # to draft, and once more to verify
+    shape = draft.drafter.cfg
+    total += kv_bytes(shape, point.batch, point.context, head.dtype)
+  return total
+
+
+def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
+  """Metric rows of one point: whole rounds first, then their parts."""
+  bench = timing.Bench(
+    point.cfg, params, batch=point.batch, context=point.context,
+    capacity=point.capacity, rounds=config.rounds,
+  )  # fmt: skip
+  models = [plain_model(rows - 1) for rows in config.rows] + drafters
+  programs = bench.compile(models)
+  times = bench.time(programs, config.repeats)
+  settings = dict(
+    target=point.target, batch=point.batch, context=point.context,
+    capacity=point.capacity, dtype=config.dtype, repeats=config.repeats,
+    rounds=config.rounds,
+  )  # fmt: skip
+  profiled = drafters or models[-1:]
+  table, parts = [], []
+  for model, program, took in zip(models, programs, times, strict=True):
+    least_ms = 1e3 * bytes_read(point, params, model) / rate
+    row = settings | dict(
+      drafter=model.drafter.name, rows=model.drafter.slots + 1,
+      time_ms=took.median, time_ms_low=took.low, time_ms_high=took.high,
+      bandwidth_fraction=least_ms / took.median,
+    )  # fmt: skip
+    if 1 in config.rows:
+      row['plain_steps'] = took.median / times[config.rows.index(1)].median
+    table.append(row)
+    if any(model is one for one in profiled):
+      name = f'{row["drafter"]}_batch{point.batch}_context{point.context}'
+      folder = logs / f'{point.target}_{name}'
+      program_text = bench.trace(program, folder)
+      try:
+        busy = profile.breakdown(folder, program_text, STAGES)
+      except ValueError as error:  # the times are worth keeping
+        print(f'no breakdown: {error}', file=sys.stderr)
+        continue
+      row['busy_ms'] = sum(busy.values()) / config.rounds
+      parts += parts_of(row, busy)
+  return table + parts
+
+
+def parts_of(row: dict, busy: dict[tuple[str, str], float]) -> list[dict]:
+  """Rows of each stage of a round, and of each kind of operation in it.
+
+  The shares are of the time in which the profiled device was busy; the
+  milliseconds are that share of the round as it was timed without a profiler.
+  """
+  keys = ('target', 'batch', 'context', 'capacity', 'dtype', 'drafter', 'rows')
+  same, total = {key: row[key] for key in keys}, sum(busy.values())
+  parts = []
+  for stage in (*STAGES, profile.OTHER):
+    kinds = {k: ms for (of, k), ms in busy.items() if of == stage}
+    for kind, ms in [(None, sum(kinds.values())), *sorted(kinds.items())]:
+      part = same | dict(stage=stage, share=ms / total)
+      part['time_ms'] = part['share'] * row['time_ms']
+      parts.append(part if kind is None else part | dict(kind=kind))
+  return parts
+
+
+def show(table: list[dict]) -> None:
+  """Prints the rounds, then the shares of stages and of kinds in them."""
+  place = ('target', 'batch', 'context', 'drafter', 'rows')
+  rounds, parts = [], {}
+  for row in table:
+    cells = tuple(str(row[key]) for key in place)
+    if 'stage' in row:
+      parts.setdefault(cells, []).append(row)
+      continue
+    rounds.append(dict(zip(place, cells, strict=True)) | {
+      'ms': f'{row["time_ms"]:.4g}',
+      '[low, high]': f'[{row["time_ms_low"]:.4g}, {row["time_ms_high"]:.4g}]',
+      'plain steps': f'{row["plain_steps"]:.2f}'
+      if 'plain_steps' in row else '-',
+      'bandwidth': f'{row["bandwidth_fraction"]:.0%}',
+    })  # fmt: skip
+  report.table.print_columns(rounds, names=4)
+  print(
+    'ms: of a round, median of the calls; bandwidth: weights and context read '
+    'once,\nof what the copy reads and writes in that time'
+  )
+  if not parts:
+    return
+  for title, key, values in (
+    ('stage', 'stage', (*STAGES, profile.OTHER)),
+    ('kind of operation', 'kind', profile.KINDS),
+  ):
+    lines = []
+    for cells, rows in parts.items():
+      lines.append(dict(zip(place, cells, strict=True)) | {
+        value: f'{_share(rows, key, value):.1%}' for value in values
+      })  # fmt: skip
+    print(f'\nshare of a round by {title}\n')
+    report.table.print_columns(lines, names=4)
+
+
+def _share(rows: list[dict], key: str, value: str) -> float:
+  """Of a round, what is of that stage or kind."""
+  return sum(
+    row['share']
+    for row in rows
+    if row.get(key) == value and ('kind' in row) == (key == 'kind')
+  )
+
+
+def verification(table: list[dict]) -> list[str]:
+  """Lines on how much of a round verification is, beside the paper's."""
+  shares = collections.defaultdict(list)
+  for row in table:
+    if row.get('stage') in ('verify', 'accept') and 'kind' not in row:
+      place = row['target'], row['drafter'], row['batch'], row['context']
+      shares[place].append(row['share'])
+  return [
+    f'verify and accept of {drafter} for {target}, batch {batch}, context '
+    f'{context}: {sum(both):.0%} of a round (paper: {PAPER})'
+    for (target, drafter, batch, context), both in shares.items()
+  ]
+
+
+def main(config):
+  started, points = report.results.now(), points_of(config)
+  dtype = common.dtype(config.dtype)
+  logs = common.folder(f'{config.tensorboard}/step_time/{config.name}')
+  common.folder(f'{config.results}/step_time')
+  rate = timing.copy_rate()
+  table = []
+  for _, same_target in itertools.groupby(points, lambda point: point.target):
+    params = drafters = None  # frees those of the last target
+    for point in same_target:
+      if params is None:
+        params = random_target(point.cfg, dtype)
+        drafters = [
+          random_drafter(name, point.shape, dtype) for name in config.drafters
+        ]
+      print(
+        f'{point.target}, batch {point.batch}, context {point.context}: '
+        'compiling and timing', file=sys.stderr,
+      )  # fmt: skip
+      table += measure(config, point, params, drafters, rate, logs)
+      result = report.results.build(
+        'step_time', 'synthetic', [dict(op='copy', bytes_per_s=rate), *table],
+        config=config.to_dict(), started=started,
+      )  # fmt: skip
+      # After each, so that a failure loses one only.
+      path = report.results.write(result, config.name, root=config.results)
+  print(
+    f'synthetic (random weights) on {report.results.device()[0]}, '
+    f'{config.dtype}; a copy reads and writes {rate / 1e9:.0f} GB/s\n'
+  )
+  show(table)
+  print('\n'.join(['', *verification(table)]))
+  with report.Writer(logs) as writer:
+    writer.config(config.to_dict())
+    for row in table:
+      if 'stage' not in row:
+        tag = '{target}/{drafter}_batch{batch}_context{context}_ms'
+        writer.scalars(row['rows'], {tag.format_map(row): row['time_ms']})
+  print(f'TensorBoard: tensorboard --logdir {config.tensorboard}')
+  print(path)
+
+
+if __name__ == '__main__':
+  common.run(main)
