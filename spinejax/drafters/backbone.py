@@ -291,8 +291,7 @@ def block_layer(
   B, A, K, _ = h.shape
   position_BAK = place.start_BA[..., None] + jnp.arange(K)
   rope = nn.rotary(position_BAK, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
-  x = nn.rms_norm(h, layer.attn_norm_D, cfg.norm_eps)
-  qkv = nn.fused_qkv(layer, x)
+  qkv = nn.fused_qkv(layer, h, cfg.norm_eps)
   if place.decoding and cfg.window(index) is None:
     mixed = _attend_once(cfg, index, layer, qkv, rope, context, place)
   else:
@@ -300,7 +299,7 @@ def block_layer(
     seen = _visible(cfg, index, position_BAK, place, context[0].shape[2])
     mixed = _attend(q, k, v, context, *seen)
   h = h + nn.dense(mixed, layer.out_DX)
-  return h + nn.swiglu(layer, nn.rms_norm(h, layer.mlp_norm_D, cfg.norm_eps))
+  return h + nn.swiglu(layer, h, cfg.norm_eps)
 
 
 def logits_of(

@@ -16,6 +16,8 @@ from spinejax.target.config import RopeScaling, rope_frequencies
 
 # Without it XLA:GPU may multiply float32 in TF32, which breaks exactness.
 PRECISION = lax.Precision.HIGHEST
+# Up to here a product takes as long as reading its weights.
+_FEW_ROWS = 32
 
 
 @jax.tree_util.register_dataclass
@@ -79,6 +81,25 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
   return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
 
 
+def normed_dense(
+  x: jax.Array, scale_D: jax.Array, eps: float, weight: jax.Array
+) -> jax.Array:
+  """`dense(rms_norm(x, scale_D, eps), weight)`.
+
+  For few rows of bfloat16 the norm divides the product: so XLA:GPU finds it,
+  and the scaled rows, in one pass of x, and divides in what reads the product.
+  float32 is for exactness: there all row counts share one formula.
+  """
+  rows = x.size // x.shape[-1]
+  if x.dtype != jnp.bfloat16 or rows > _FEW_ROWS:
+    return dense(rms_norm(x, scale_D, eps), weight)
+  x32 = x.astype(jnp.float32)
+  inverse = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+  y = dense(x * scale_D, weight, dtype=jnp.float32)
+  wide = (*x.shape[:-1], *(1,) * (weight.ndim - 1))
+  return (y * inverse.reshape(wide)).astype(x.dtype)
+
+
 def rotary(
   position: jax.Array,
   head_dim: int,
@@ -98,9 +119,9 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def fused_qkv(layer: LayerParams, x: jax.Array) -> jax.Array:
-  """Queries, key and value of every group, [..., G, J, C], of x [..., D]."""
-  qkv = dense(x, layer.qkv_GJCD)
+def fused_qkv(layer: LayerParams, h: jax.Array, eps: float) -> jax.Array:
+  """Queries, key and value of every group, [..., G, J, C], of h [..., D]."""
+  qkv = normed_dense(h, layer.attn_norm_D, eps, layer.qkv_GJCD)
   return qkv if layer.qkv_bias_GJC is None else qkv + layer.qkv_bias_GJC
 
 
@@ -123,9 +144,9 @@ def split_qkv(
   return q, rotate(k, cos, sin), v
 
 
-def swiglu(layer: LayerParams, x: jax.Array) -> jax.Array:
-  """The gated feed-forward sublayer of x [..., D]."""
-  gate_up = dense(x, layer.gate_up_F2D)
+def swiglu(layer: LayerParams, h: jax.Array, eps: float) -> jax.Array:
+  """The gated feed-forward sublayer of h [..., D], its norm included."""
+  gate_up = normed_dense(h, layer.mlp_norm_D, eps, layer.gate_up_F2D)
   hidden = jax.nn.silu(gate_up[..., 0]) * gate_up[..., 1]
   return dense(hidden, layer.down_DF)
 

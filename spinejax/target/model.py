@@ -133,13 +133,13 @@ def forward(
     return nn.attend(q, k_BGTC, v_BGTC, seen_BQT), k_BGTC, v_BGTC
 
   for i, layer in enumerate(params.layers):
-    x = nn.rms_norm(h, layer.attn_norm_D, cfg.norm_eps)
+    qkv = nn.fused_qkv(layer, h, cfg.norm_eps)
     mixed, k, v = block_attention(
-      attend, nn.fused_qkv(layer, x), cache.k[i], cache.v[i], cache.length_B,
-      rope, layer.head_norms, eps=cfg.norm_eps, causal=True, append=True,
+      attend, qkv, cache.k[i], cache.v[i], cache.length_B, rope,
+      layer.head_norms, eps=cfg.norm_eps, causal=True, append=True,
     )  # fmt: skip
     h = h + nn.dense(mixed, layer.out_DX)
-    h = h + nn.swiglu(layer, nn.rms_norm(h, layer.mlp_norm_D, cfg.norm_eps))
+    h = h + nn.swiglu(layer, h, cfg.norm_eps)
     keys.append(k)
     values.append(v)
     if i in taps:
