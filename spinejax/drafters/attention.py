@@ -1,0 +1,137 @@
+"""Attention of draft blocks over [context, own block]."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.block_attention.api import block_attention
+from spinejax.target import layers as nn
+
+Context = tuple[jax.Array, jax.Array]  # keys, values of one layer [B, G, T, C]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where the blocks sit.
+
+  Attributes:
+    start_BA: absolute position of each anchor.
+    visible_BA: context rows [0, visible) that the block may look at.
+    decoding: one block a request (A = 1), and no gradient is taken.
+  """
+
+  start_BA: jax.Array
+  visible_BA: jax.Array
+  decoding: bool = dataclasses.field(default=False, metadata={'static': True})
+
+
+def attend(
+  cfg,
+  index: int,
+  norms: tuple[jax.Array, jax.Array] | None,
+  qkv: jax.Array,
+  rope: tuple[jax.Array, jax.Array],
+  context: Context,
+  place: Place,
+) -> jax.Array:
+  """Mixed values [B, A, K, H * C] of the blocks of draft layer `index`.
+
+  Args:
+    cfg: the drafter's `BackboneConfig`.
+    norms: scales of the norms of queries and keys, or None.
+    qkv: the layer's fused projection [B, A, K, G, J, C].
+    rope: cosine and sine of the blocks' positions, [B, A, K, 1, C/2].
+    context, place: what the blocks look at, and where they sit.
+  """
+  if place.decoding and cfg.window(index) is None:
+    return _attend_once(cfg, index, norms, qkv, rope, context, place)
+  q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
+  seen = _visible(cfg, index, qkv.shape[2], place, context[0].shape[2])
+  return _attend_parts(q, k, v, context, *seen)
+
+
+def _attend_once(cfg, index, norms, qkv, rope, context, place):
+  """Attention of one block a request: by a kernel, where there is one."""
+
+  def otherwise(qkv, k_BGTC, v_BGTC, visible_B, rope, norms):
+    q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
+    K, T = qkv.shape[1], k_BGTC.shape[2]
+    seen_BAKT = jnp.broadcast_to(
+      jnp.arange(T) < visible_B[:, None, None, None], (len(qkv), 1, K, T)
+    )
+    parts = (x[:, None] for x in (q, k, v))
+    seen_KK = _seen_in_block(cfg, index, K)
+    mixed = _attend_parts(*parts, (k_BGTC, v_BGTC), seen_BAKT, seen_KK)
+    return mixed[:, 0], k_BGTC, v_BGTC
+
+  mixed, _, _ = block_attention(
+    otherwise, qkv[:, 0], *context, place.visible_BA[:, 0],
+    jax.tree.map(lambda x: x[:, 0], rope), norms,
+    eps=cfg.norm_eps, causal=cfg.is_causal(index), append=False,
+  )  # fmt: skip
+  return mixed[:, None]
+
+
+def _seen_in_block(cfg, index, K):
+  """Whether row q of a block may look at row k of it, [K, K]."""
+  if cfg.is_causal(index):
+    return jnp.tri(K, dtype=bool)
+  return jnp.ones((K, K), bool)
+
+
+def _visible(cfg, index, K, place, T):
+  """Context [B, A, K, T] and block [K, K] visibility of one layer."""
+  position_BAK = place.start_BA[..., None] + jnp.arange(K)
+  at_T = jnp.arange(T)
+  seen_BAKT = at_T < place.visible_BA[..., None, None]
+  seen_KK = _seen_in_block(cfg, index, K)
+  window = cfg.window(index)
+  if window is not None:
+    distance_KK = jnp.arange(K)[:, None] - jnp.arange(K)
+    seen_BAKT = seen_BAKT & (at_T > position_BAK[..., None] - window)
+    seen_KK = seen_KK & (jnp.abs(distance_KK) < window)
+  return jnp.broadcast_to(seen_BAKT, (*position_BAK.shape, T)), seen_KK
+
+
+def _attend_parts(q, k, v, context, seen_BAKT, seen_KK):
+  """Attention over context and block without copying the context.
+
+  q [B, A, K, G, U, C], k and v [B, A, K, G, C] -> [B, A, K, H * C]. The two
+  parts share one softmax.
+  """
+  B, A, K, G, U, C = q.shape
+  k_BGTC, v_BGTC = context
+  scale = C**-0.5
+  q_BGAUKC = q.transpose(0, 3, 1, 4, 2, 5)
+  over = nn.einsum(
+    'bgqc,bgtc->bgqt',
+    q_BGAUKC.reshape(B, G, A * U * K, C),
+    k_BGTC,
+    dtype=jnp.float32,
+  ).reshape(B, G, A, U, K, -1)
+  k_BGAKC, v_BGAKC = (x.transpose(0, 3, 1, 2, 4) for x in (k, v))
+  own = nn.einsum(
+    'bgaqc,bgalc->bgaql',
+    q_BGAUKC.reshape(B, G, A, U * K, C),
+    k_BGAKC,
+    dtype=jnp.float32,
+  ).reshape(B, G, A, U, K, K)
+  scores = jnp.concatenate([over, own], axis=-1) * scale
+  seen = jnp.concatenate(
+    [seen_BAKT, jnp.broadcast_to(seen_KK, (B, A, K, K))], axis=-1
+  )[:, None, :, None]
+  weights = nn.masked_softmax(scores, seen).astype(v.dtype)
+  T = k_BGTC.shape[2]
+  mixed = nn.einsum(
+    'bgqt,bgtc->bgqc',
+    weights[..., :T].reshape(B, G, A * U * K, T),
+    v_BGTC,
+  ).reshape(B, G, A, U, K, C)
+  mixed = mixed + nn.einsum(
+    'bgaql,bgalc->bgaqc',
+    weights[..., T:].reshape(B, G, A, U * K, K),
+    v_BGAKC,
+  ).reshape(B, G, A, U, K, C)
+  return mixed.transpose(0, 2, 4, 1, 3, 5).reshape(B, A, K, -1)
