@@ -1,6 +1,7 @@
 """Attention of draft blocks over [context, own block]."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ def attend(
     return _attend_once(cfg, index, norms, qkv, rope, context, place)
   q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
   seen = _visible(cfg, index, qkv.shape[2], place, context[0].shape[2])
-  return _attend_parts(q, k, v, context, *seen)
+  return _attend_parts(q, k, v, *context, *seen)
 
 
 def _attend_once(cfg, index, norms, qkv, rope, context, place):
@@ -63,7 +64,10 @@ def _attend_once(cfg, index, norms, qkv, rope, context, place):
     )
     parts = (x[:, None] for x in (q, k, v))
     seen_KK = _seen_in_block(cfg, index, K)
-    mixed = _attend_parts(*parts, (k_BGTC, v_BGTC), seen_BAKT, seen_KK)
+    mixed = nn.over_prefix(
+      functools.partial(_attend_parts, *parts, seen_KK=seen_KK),
+      k_BGTC, v_BGTC, seen_BAKT,
+    )  # fmt: skip
     return mixed[:, 0], k_BGTC, v_BGTC
 
   mixed, _, _ = block_attention(
@@ -95,14 +99,13 @@ def _visible(cfg, index, K, place, T):
   return jnp.broadcast_to(seen_BAKT, (*position_BAK.shape, T)), seen_KK
 
 
-def _attend_parts(q, k, v, context, seen_BAKT, seen_KK):
+def _attend_parts(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):
   """Attention over context and block without copying the context.
 
   q [B, A, K, G, U, C], k and v [B, A, K, G, C] -> [B, A, K, H * C]. The two
   parts share one softmax.
   """
   B, A, K, G, U, C = q.shape
-  k_BGTC, v_BGTC = context
   scale = C**-0.5
   q_BGAUKC = q.transpose(0, 3, 1, 4, 2, 5)
   over = nn.einsum(

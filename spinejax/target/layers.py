@@ -7,6 +7,8 @@ range of groups. Softmax, norms and all accumulation are in float32.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,11 @@ from spinejax.target.config import RopeScaling, rope_frequencies
 
 # Without it XLA:GPU may multiply float32 in TF32, which breaks exactness.
 PRECISION = lax.Precision.HIGHEST
-# Up to here a product takes as long as reading its weights.
-_FEW_ROWS = 32
+# Rows up to which a product takes as long as reading its weights, and those up
+# to which `_streamed` pays; lines that it reads in pairs.
+_FEW_ROWS, _STREAMED_ROWS, _SHORT = 32, 8, 1024
+# Rows of the shortest prefix of a cache that `over_prefix` takes.
+_PREFIX = 512
 
 
 @jax.tree_util.register_dataclass
@@ -64,14 +69,43 @@ def dense(x: jax.Array, weight: jax.Array, dtype=None) -> jax.Array:
   products whose operands keep several free axes.
   """
   rows = x.reshape(-1, x.shape[-1])
-  y = lax.dot_general(
-    rows,
-    weight.reshape(-1, weight.shape[-1]),
+  lines = weight.reshape(-1, weight.shape[-1])
+  whole = functools.partial(_product, dtype=dtype)
+  if 1 < len(rows) <= _STREAMED_ROWS:
+    streamed = functools.partial(_streamed, dtype=dtype)
+    y = lax.platform_dependent(rows, lines, cpu=streamed, default=whole)
+  else:
+    y = whole(rows, lines)
+  return y.reshape(*x.shape[:-1], *weight.shape[:-1])
+
+
+def _product(x: jax.Array, y: jax.Array, dtype) -> jax.Array:
+  """Products of the rows of x with the rows of y."""
+  return lax.dot_general(
+    x,
+    y,
     (((1,), (1,)), ((), ())),
     precision=PRECISION,
     preferred_element_type=dtype,
   )
-  return y.reshape(*x.shape[:-1], *weight.shape[:-1])
+
+
+def _streamed(x_RI: jax.Array, weight_OI: jax.Array, dtype) -> jax.Array:
+  """`_product` of few rows with a weight, as a CPU does it fastest.
+
+  XLA:CPU repacks the right operand of a product and reads the left one as it
+  lies, so the weight must be the left one; the barrier keeps it there. It is
+  at its best with 4 or 8 rows, and reads short lines slowly, so two are read
+  as one of twice the length: [w, w'] [[x, 0], [0, x]].
+  """
+  (rows, width), lines = x_RI.shape, len(weight_OI)
+  x_RI = jnp.pad(x_RI, ((0, -rows % 4), (0, 0)))
+  if width <= _SHORT and lines % 2 == 0:
+    zeros = jnp.zeros_like(x_RI)
+    x_RI = jnp.block([[x_RI, zeros], [zeros, x_RI]])
+    weight_OI = weight_OI.reshape(lines // 2, 2 * width)
+  y = lax.optimization_barrier(_product(weight_OI, x_RI, dtype))
+  return y.reshape(lines, -1)[:, :rows].T
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -164,6 +198,10 @@ def attend(
   Returns:
     [B, Q, H * C].
   """
+  return over_prefix(functools.partial(_attend, q), k_BGTC, v_BGTC, seen_BQT)
+
+
+def _attend(q, k_BGTC, v_BGTC, seen_BQT):
   B, Q, G, U, C = q.shape
   # Heads x rows of a group are the rows of one batched matrix product.
   q_BGQC = q.transpose(0, 2, 3, 1, 4).reshape(B, G, U * Q, C)
@@ -174,6 +212,43 @@ def attend(
   mixed = einsum('bgqt,bgtc->bgqc', weights, v_BGTC)
   mixed = mixed.reshape(B, G, U, Q, C).transpose(0, 3, 1, 2, 4)
   return mixed.reshape(B, Q, -1)
+
+
+def over_prefix(
+  attend: Callable[..., jax.Array],
+  k_BGTC: jax.Array,
+  v_BGTC: jax.Array,
+  seen: jax.Array,
+) -> jax.Array:
+  """`attend(k, v, seen)`, on a CPU of a prefix with every row that is seen.
+
+  There attention takes as long as the rows it is given are many, seen or not;
+  so the shortest of a few prefixes is taken. Elsewhere a branch would cost
+  more than it saves.
+
+  Args:
+    seen: [..., T].
+  """
+  T = k_BGTC.shape[2]
+  sizes = [T]
+  while sizes[0] > _PREFIX:
+    sizes.insert(0, max(_PREFIX, sizes[0] // 2))
+  if len(sizes) == 1:
+    return attend(k_BGTC, v_BGTC, seen)
+
+  def shortest(k_BGTC, v_BGTC, seen):
+    last = jnp.max(jnp.where(seen, jnp.arange(T), -1))
+    return lax.switch(
+      jnp.sum(last >= jnp.array(sizes[:-1])),
+      [
+        lambda n=n: attend(k_BGTC[:, :, :n], v_BGTC[:, :, :n], seen[..., :n])
+        for n in sizes
+      ],
+    )
+
+  return lax.platform_dependent(
+    k_BGTC, v_BGTC, seen, cpu=shortest, default=attend
+  )
 
 
 def masked_softmax(scores: jax.Array, visible: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from pallas_kernels.block_attention.api import block_attention
@@ -92,7 +93,11 @@ def append_rows(
   # Mapped, not indexed by batch and group: XLA would gather the rows of all
   # devices to scatter them along an axis that is split.
   over_groups = jax.vmap(write, in_axes=(0, 1, None))
-  return jax.vmap(over_groups)(cache_BGTC, rows_BQGC, at_BQ)
+  # Behind the barrier XLA:CPU writes a single row in place; without it, it
+  # writes one copy of the cache for the attention and one to keep.
+  return lax.optimization_barrier(
+    jax.vmap(over_groups)(cache_BGTC, rows_BQGC, at_BQ)
+  )
 
 
 def forward(

@@ -127,8 +127,9 @@ def test_chunked_prefill_equals_one_pass(llama, chunk):
     cache = cache.advance(jnp.asarray(count, jnp.int32))
     for b, n in enumerate(count):
       at = np.s_[b, start : start + n]
-      np.testing.assert_allclose(logits[b, :n], whole[at], atol=1e-5)
-      np.testing.assert_allclose(tapped[b, :n], features[at], atol=1e-5)
+      # Products of other row counts differ in their last bits.
+      for got, wanted in ((logits, whole), (tapped, features)):
+        np.testing.assert_allclose(got[b, :n], wanted[at], atol=1e-5, rtol=1e-5)
   np.testing.assert_array_equal(cache.length_B, lengths)
 
 
