@@ -38,7 +38,8 @@ def settings_of(config) -> compare.Settings:
 def check_drafters(config, may_choose: bool = False) -> None:
   """Refuses names of drafters, and a block, that cannot be meant."""
   if config.block < 2 and not (may_choose and config.block == 0):
-    raise InputError(f'block = {config.block}, expected at least 2')
+    choose = ', or 0: choose' if may_choose else ''
+    raise InputError(f'block = {config.block}, expected at least 2{choose}')
   if not config.drafters:
     raise InputError('drafters is empty, expected at least one')
   for name in config.drafters:

@@ -247,12 +247,14 @@ def verification(table: list[dict]) -> list[str]:
   """Lines on how much of a round verification is, beside the paper's."""
   shares = collections.defaultdict(list)
   for row in table:
-    if row.get('stage') in ('verify', 'accept') and 'kind' not in row:
+    if row['drafter'] == 'plain' or 'kind' in row:
+      continue
+    if row.get('stage') in ('verify', 'accept'):
       place = row['target'], row['drafter'], row['batch'], row['context']
       shares[place].append(row['share'])
   return [
     f'verify and accept of {drafter} for {target}, batch {batch}, context '
-    f'{context}: {sum(both):.0%} of a round (paper: {PAPER})'
+    f'{context}: {sum(both):.0%} of a round (paper, on GPUs: {PAPER})'
     for (target, drafter, batch, context), both in shares.items()
   ]
 

@@ -52,6 +52,14 @@ RULES = {
   'V': MODEL,
   'X': MODEL,
 }
+_CALLED = {
+  'B': 'the batch',
+  'F': 'the feed-forward width',
+  'G': 'key/value heads',
+  'P': 'the tapped features',
+  'V': 'the vocabulary',
+  'X': 'the query heads',
+}
 # Fields of `KVCache`, which are called by their use: an array a layer.
 _LETTERS = {'k': 'BGTC', 'v': 'BGTC'}
 _SIZE = re.compile(rf'({DATA}|{MODEL})=([1-9][0-9]{{0,5}})')
@@ -178,8 +186,8 @@ def _spec(path, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
   for letter, size, axis in zip(letters, shape, spec, strict=True):
     if axis is not None and size % mesh.shape[axis]:
       raise InputError(
-        f'{field}: axis {letter} has size {size}, expected a multiple of the '
-        f'mesh axis {axis}={mesh.shape[axis]}'
+        f'mesh: {_CALLED[letter]} ({size} in {field}) cannot be split evenly '
+        f'over {axis}={mesh.shape[axis]}'
       )
   return spec
 

@@ -271,10 +271,10 @@ def test_an_audit_of_a_batch_that_does_not_divide():
 
 def test_what_does_not_divide_is_refused(golden, refused):
   with refused(
-    'qkv_GJCD: axis G has size 3, expected a multiple of the mesh axis model=2'
+    r'key/value heads \(3 in qkv_GJCD\) cannot be split evenly over model=2'
   ):
     load_target('smollm2-135m', mesh=sharding.make_mesh('model=2'))
-  with refused('3 prompts cannot be split evenly over the mesh axis data=2'):
+  with refused('a batch of 3 cannot be split evenly over the mesh axis data=2'):
     generate(target('data=2,model=4'), plain_model(), PROMPTS[:3])
   with refused("mesh = 'model=2,data=5' needs 10 devices, there are 8"):
     sharding.make_mesh('model=2,data=5')

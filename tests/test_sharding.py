@@ -115,7 +115,7 @@ def test_a_mesh_of_more_devices_than_there_are(refused):
 
 def test_an_axis_that_does_not_divide(refused):
   with refused(
-    'down_DF: axis F has size 6, expected a multiple of the mesh axis model=4'
+    r'feed-forward width \(6 in down_DF\) cannot be split evenly over model=4'
   ):
     sharding.shardings([{'down_DF': jnp.ones((8, 6))}], MESH)
   with refused('mesh = model=2, expected what make_mesh returns'):

@@ -185,7 +185,7 @@ def start(
   parts = 1 if target.mesh is None else target.mesh.shape[DATA]
   if len(ids) % parts:
     raise InputError(
-      f'{len(ids)} prompts cannot be split evenly over the mesh axis '
+      f'a batch of {len(ids)} cannot be split evenly over the mesh axis '
       f'{DATA}={parts}'
     )
   check_memory(target, draft, len(ids), capacity)

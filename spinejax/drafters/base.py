@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from spinejax.errors import InputError
+from spinejax.sharding import mesh_of
 from spinejax.target.model import KVCache
 
 # Context keys and values of every draft layer. Its `length_B` is a watermark
@@ -128,7 +129,8 @@ class DraftModel:
     """Refuses a target that the drafter was not trained for.
 
     Raises:
-      InputError: vocabulary, width, taps or head differ.
+      InputError: vocabulary, width, taps or head differ; or its weights lie on
+        other devices than the target's.
     """
     cfg, of = self.drafter.cfg, target.cfg
     for field in ('vocab', 'width'):
@@ -147,6 +149,12 @@ class DraftModel:
         f'drafter {self.drafter.name} was trained for another target: its '
         f'head hash is {self.head_hash}, that of {target.name} is '
         f'{target.head_hash}'
+      )
+    weights = jax.tree.leaves(self.params)
+    if weights and mesh_of(weights[0]) != target.mesh:
+      raise InputError(
+        f'drafter {self.drafter.name} lies on other devices than '
+        f'{target.name}; load it for this target'
       )
 
 

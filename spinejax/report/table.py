@@ -39,8 +39,8 @@ _NOTES = {
   'tokens_per_round_low': '[...]: 95 % interval, bootstrap over prompts',
   'tokens_per_round_nonrepetitive': 'no loops: tokens/round without the (n) '
   'prompts that end in a loop',
-  'tokens_per_s': 'tokens/s: of one answer after the other, prefill included',
-  'speedup_low': 'speed-up: median over prompts, decoded in turn with plain',
+  'tokens_per_s': 'tokens/s: of one batch after the other, prefill included',
+  'speedup_low': 'speed-up: median over batches, decoded in turn with plain',
 }
 
 

@@ -48,7 +48,7 @@ def test_what_a_file_gets():
     'dspine   2.40 [2.31, 2.50]  2.20 (31)      54.2     1.42x  160/164     4\n'
     '[...]: 95 % interval, bootstrap over prompts\n'
     'no loops: tokens/round without the (n) prompts that end in a loop\n'
-    'tokens/s: of one answer after the other, prefill included\n'
+    'tokens/s: of one batch after the other, prefill included\n'
     '\n'
     'accepted at each position, % of rounds\n'
     '\n'
