@@ -52,13 +52,19 @@ def points_of(config) -> list[Point]:
   dtype = common.dtype(config.dtype)
   for field, least in (('batches', 1), ('contexts', 2), ('rows', 1)):
     for value in config[field]:
-      if not isinstance(value, int) or value < least:
+      if type(value) is not int or value < least:
         raise InputError(
           f'{field} has {value!r}, expected whole numbers >= {least}'
         )
-  for field in ('targets', 'batches', 'contexts', 'rows'):
-    if not config[field]:
+  for field in ('targets', 'batches', 'contexts', 'rows', 'drafters'):
+    if not config[field] and field != 'drafters':
       raise InputError(f'{field} is empty, expected at least one')
+    names = [
+      pathlib.Path(v).name if field == 'targets' else v for v in config[field]
+    ]
+    for name in names:
+      if names.count(name) > 1:
+        raise InputError(f'{field}: two are called {name!r}')
   for name in config.drafters:
     if name not in DRAFTERS:
       raise InputError(

@@ -77,7 +77,7 @@ def make_mesh(spec: str) -> Mesh | None:
   if not spec:
     return None
   sizes = {}
-  for part in spec.split(','):
+  for part in spec.split(',') if isinstance(spec, str) else ('',):
     match = _SIZE.fullmatch(part)
     if match is None or match[1] in sizes:
       raise InputError(

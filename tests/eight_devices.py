@@ -271,7 +271,7 @@ def test_an_audit_of_a_batch_that_does_not_divide():
 
 def test_what_does_not_divide_is_refused(golden, refused):
   with refused(
-    r'key/value heads \(3 in qkv_GJCD\) cannot be split evenly over model=2'
+    'mesh: key/value heads (3 in qkv_GJCD) cannot be split evenly over model=2'
   ):
     load_target('smollm2-135m', mesh=sharding.make_mesh('model=2'))
   with refused('a batch of 3 cannot be split evenly over the mesh axis data=2'):

@@ -106,6 +106,11 @@ def test_a_mesh_that_is_not_understood(spec, refused):
     sharding.make_mesh(spec)
 
 
+def test_a_mesh_that_is_no_text(refused):
+  with refused('mesh = 2, expected sizes of data and model such as ...'):
+    sharding.make_mesh(2)
+
+
 def test_a_mesh_of_more_devices_than_there_are(refused):
   have = jax.device_count()
   spec = f'model={have + 1}'
@@ -115,7 +120,8 @@ def test_a_mesh_of_more_devices_than_there_are(refused):
 
 def test_an_axis_that_does_not_divide(refused):
   with refused(
-    r'feed-forward width \(6 in down_DF\) cannot be split evenly over model=4'
+    'mesh: the feed-forward width (6 in down_DF) cannot be split evenly over '
+    'model=4'
   ):
     sharding.shardings([{'down_DF': jnp.ones((8, 6))}], MESH)
   with refused('mesh = model=2, expected what make_mesh returns'):

@@ -71,6 +71,7 @@ def supported(qkv_BQGJC: jax.Array, k_BGTC: jax.Array) -> bool:
   return (
     dtypes == {jnp.dtype(jnp.bfloat16)}
     and gpu.fits(J - 2, Q, C)
+    and k_BGTC.shape[2] % 8 == 0  # whole swizzle rows
     and jax.typeof(k_BGTC).sharding.mesh.size <= 1
     and _hopper()
   )
@@ -86,6 +87,8 @@ def _hopper() -> bool:
 def _on_gpu(qkv, k, v, length_B, rope, norms, eps, causal, append):
   B, Q = qkv.shape[:2]
   cos, sin = (x.reshape(B, Q, -1) for x in rope)
+  if norms is not None:  # of a drafter in another dtype than its target
+    norms = tuple(x.astype(k.dtype) for x in norms)
   return gpu.block_attention(
     qkv.reshape(B, Q, -1), k, v, length_B, cos, sin, norms,
     eps=eps, causal=causal, append=append,

@@ -68,22 +68,20 @@ def block_attention(
   append: bool,
 ):
   """See `api.block_attention`; shapes are checked there."""
+  rows = qkv_BQJ.shape[1]
+  if rows > 8 and rows % 8:  # a copy takes whole swizzle rows
+    pad = ((0, 0), (0, -rows % 8), (0, 0))
+    qkv_BQJ, cos_BQC, sin_BQC = (
+      jnp.pad(x, pad) for x in (qkv_BQJ, cos_BQC, sin_BQC)
+    )
   B, Q, X = qkv_BQJ.shape
   G, T, C = k_BGTC.shape[1:]
   J = X // (G * C)
-  if Q > 8 and Q % 8:
-    pad = ((0, 0), (0, -Q % 8), (0, 0))
-    out, *caches = block_attention(
-      jnp.pad(qkv_BQJ, pad), k_BGTC, v_BGTC, length_B,
-      jnp.pad(cos_BQC, pad), jnp.pad(sin_BQC, pad), norms,
-      eps=eps, causal=causal, append=append,
-    )  # fmt: skip
-    return out[:, :Q], *caches
   U, S = J - 2, _slab(Q)
   splits = splits_for(B * G)
   dtype, half = k_BGTC.dtype, C // 2
   body = functools.partial(
-    _body, Q=Q, G=G, U=U, C=C, splits=splits, eps=eps, causal=causal,
+    _body, rows=rows, Q=Q, G=G, U=U, C=C, splits=splits, eps=eps, causal=causal,
     append=append, normed=norms is not None,
   )  # fmt: skip
   shape = (B, Q, G * U * C)
@@ -127,6 +125,7 @@ def block_attention(
     *(norms or ()),
   )  # fmt: skip
   mixed = out[0] if splits == 1 else _join(*out, Q=Q, U=U, S=S)
+  mixed = mixed[:, :rows]
   if append:
     return mixed, jax.freeze(keys), jax.freeze(values)
   return mixed, k_BGTC, v_BGTC
@@ -147,7 +146,7 @@ def _join(out_NBGRC, lse_NBGR, *, Q, U, S):
 
 def _body(
   qkv, keys, values, lengths, cos, sin, *refs,
-  Q, G, U, C, splits, eps, causal, append, normed,
+  rows, Q, G, U, C, splits, eps, causal, append, normed,
 ):  # fmt: skip
   refs = list(refs)
   norms = [refs.pop(0) for _ in range(2 * normed)]
@@ -167,15 +166,15 @@ def _body(
 
   def fetch(step, slot):
     first = pl.multiple_of((split + step * splits) * TILE, TILE)
-    rows = pl.ds(first, TILE)
+    tile = pl.ds(first, TILE)
     for h in range(2):
       plgpu.copy_gmem_to_smem(
-        keys.at[b, g, rows, pl.ds(h * half, half)],
+        keys.at[b, g, tile, pl.ds(h * half, half)],
         key_buf[h].at[slot],
         arrived.at[slot],
       )
     plgpu.copy_gmem_to_smem(
-      values.at[b, g, rows], value_buf.at[slot], arrived.at[slot]
+      values.at[b, g, tile], value_buf.at[slot], arrived.at[slot]
     )
 
   # Whatever the length: reading it first would cost a trip to memory.
@@ -252,12 +251,12 @@ def _body(
 
     @pl.when(split == 0)
     def _():
-      rows = pl.ds(length, Q)
+      behind = pl.ds(length, Q)
       for h in range(2):
         k_new[h][...] = k[h]
       plgpu.commit_smem()
       for h in range(2):
-        columns_of = (b, g, rows, pl.ds(h * half, half))
+        columns_of = (b, g, behind, pl.ds(h * half, half))
         for new, cache in ((k_new, keys), (v_new, values)):
           plgpu.copy_smem_to_gmem(new[h].at[pl.ds(0, Q)], cache.at[columns_of])
 
@@ -300,7 +299,7 @@ def _body(
     full((TILE,), -jnp.inf, _WGMMA.reduce(1)),
     full((TILE,), 0.0, _WGMMA.reduce(1)),
   )
-  seen = at_col < Q
+  seen = at_col < rows
   if causal:
     seen = seen & (at_col <= lax.rem(at_row, jnp.int32(S)))
   # The block itself, in one of the splits.

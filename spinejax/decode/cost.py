@@ -77,9 +77,21 @@ def best_width(table: CostTable, survival: Sequence[float]) -> int:
 
 
 def widths_of(draft: DraftModel) -> list[int]:
-  """Rows of blocks worth trying: a few, and the drafter's own number."""
+  """Rows of blocks worth trying: a few, and the drafter's own number.
+
+  Only its own where its slots look ahead.
+  """
   own = draft.drafter.slots + 1
+  if not _looks_back(draft.drafter.cfg):
+    return [own]
   return [*(width for width in _WIDTHS if width < own), own]
+
+
+def _looks_back(cfg) -> bool:
+  """Whether no slot depends on slots after it."""
+  if not hasattr(cfg, 'is_causal'):
+    return True
+  return all(map(cfg.is_causal, range(cfg.layers)))
 
 
 def with_width(draft: DraftModel, width: int) -> DraftModel:
@@ -90,9 +102,9 @@ def with_width(draft: DraftModel, width: int) -> DraftModel:
       block is wider than the drafter's own.
   """
   cfg, own = draft.drafter.cfg, draft.drafter.slots + 1
-  if hasattr(cfg, 'is_causal') and not all(
-    map(cfg.is_causal, range(cfg.layers))
-  ):
+  if width == own:
+    return draft
+  if not _looks_back(cfg):
     raise InputError(
       f'drafter {draft.drafter.name} is not causal inside its block: at '
       f'another width than {own} it proposes other tokens'

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from spinejax.sharding import mesh_in
 from spinejax.target.config import RopeScaling, rope_frequencies
 
 # Without it XLA:GPU may multiply float32 in TF32, which breaks exactness.
@@ -71,7 +72,8 @@ def dense(x: jax.Array, weight: jax.Array, dtype=None) -> jax.Array:
   rows = x.reshape(-1, x.shape[-1])
   lines = weight.reshape(-1, weight.shape[-1])
   whole = functools.partial(_product, dtype=dtype)
-  if 1 < len(rows) <= _STREAMED_ROWS:
+  # What is split over a mesh cannot be read in pairs without being gathered.
+  if 1 < len(rows) <= _STREAMED_ROWS and mesh_in(lines) is None:
     streamed = functools.partial(_streamed, dtype=dtype)
     y = lax.platform_dependent(rows, lines, cpu=streamed, default=whole)
   else:
@@ -124,8 +126,8 @@ def normed_dense(
   and the scaled rows, in one pass of x, and divides in what reads the product.
   float32 is for exactness: there all row counts share one formula.
   """
-  rows = x.size // x.shape[-1]
-  if x.dtype != jnp.bfloat16 or rows > _FEW_ROWS:
+  rows, dtypes = x.size // x.shape[-1], {x.dtype, weight.dtype}
+  if rows > _FEW_ROWS or dtypes != {jnp.dtype(jnp.bfloat16)}:
     return dense(rms_norm(x, scale_D, eps), weight)
   x32 = x.astype(jnp.float32)
   inverse = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)

@@ -79,7 +79,9 @@ def test_slots_that_look_ahead_are_refused(refused):
       f'drafter {draft.drafter.name} is not causal inside its block: at '
       'another width than 5 it proposes other tokens'
     ):
-      cost.probe(toy.target(), draft, 1, CAPACITY)
+      cost.probe(toy.target(), draft, 1, CAPACITY, widths=(4,))
+    assert cost.widths_of(draft) == [5]
+    assert cost.with_width(draft, 5) is draft
 
 
 def test_probe():

@@ -38,6 +38,8 @@ CASES = (
   # A draft block: all of it is seen, nothing is appended.
   Case(8, 3, 64, (192, 7), causal=False, append=False),
   Case(4, 2, 64, (70,), capacity=128, splits=1),
+  # Padding rows are no keys, also where no causal mask hides them.
+  Case(12, 2, 64, (10,), capacity=64, causal=False, append=False),
 )
 
 
@@ -152,6 +154,13 @@ def test_supported(dtype, rows, heads, head_dim, takes):
   assert api.supported(qkv, jnp.zeros((1, 1, 8, head_dim), dtype)) == takes
 
 
+def test_a_capacity_of_broken_swizzle_rows_is_not_supported():
+  qkv = jnp.zeros((1, 1, 1, 4, 64), jnp.bfloat16)
+  for capacity, takes in ((100, False), (104, True)):
+    cache = jnp.zeros((1, 1, capacity, 64), jnp.bfloat16)
+    assert api.supported(qkv, cache) == takes
+
+
 def test_splits_fill_the_processors():
   assert [gpu.splits_for(n) for n in (1, 8, 24, 66, 132, 500)] == [
     8, 8, 5, 2, 1, 1,
@@ -161,7 +170,9 @@ def test_splits_fill_the_processors():
 def test_elsewhere_the_caller_decides():
   """On a CPU, also for shapes that the kernel takes."""
   case = CASES[0]
-  given = arrays(case)
+  *given, norms = arrays(case)
+  # As of a float32 drafter for a bfloat16 target.
+  given.append(tuple(x.astype(jnp.float32) for x in norms))
   size = case.groups * case.heads * case.head_dim
   mine = jnp.full((len(case.lengths), case.rows, size), 7, jnp.bfloat16)
   attend = functools.partial(
