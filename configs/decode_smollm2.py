@@ -1,10 +1,11 @@
 """SmolLM2-135M decoded plainly and with drafters, losslessly.
 
-Claim: the trained DSpine emits the very tokens of plain decoding in a third
-of the target's passes. On a CPU that is a modest gain in time: there a pass
-over 8 rows costs twice one over a single row.
+Claim: the trained DSpine emits the very tokens of plain decoding in about a
+third of the target's passes. On a CPU that is a smaller gain in time: there a
+round of 8 rows costs twice a plain step.
 Hardware: any CPU with 2 cores; `:demo` 3 minutes, the default half an hour.
-Numbers: 2.8 tokens a round on HumanEval at block 8, 3.6 at block 16.
+Numbers: 2.5 tokens a round on HumanEval at block 8 in float32, on the CPU;
+3.6 at block 16 in bfloat16, on a GPU.
 Commands:
   python -m experiments.decode --config=configs/decode_smollm2.py:demo
   python -m experiments.decode --config=configs/decode_smollm2.py \
