@@ -310,8 +310,8 @@ def show(table: Sequence[Mapping]) -> None:
 def main(config):
   started, settings = report.results.now(), settings_of(config)
   sets, dtype = decode.prompt_sets(config), common.dtype(config.dtype)
-  torch, transformers = libraries()
   common.folder(f'{config.results}/compare_transformers')
+  torch, transformers = libraries()
   target, drafters = decode.load(config, dtype)
   prompts = {
     one.name:

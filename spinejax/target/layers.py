@@ -22,8 +22,9 @@ PRECISION = lax.Precision.HIGHEST
 # Rows up to which a product takes as long as reading its weights, and those up
 # to which `_streamed` pays; lines that it reads in pairs.
 _FEW_ROWS, _STREAMED_ROWS, _SHORT = 32, 8, 1024
-# Rows of the shortest prefix of a cache that `over_prefix` takes.
-_PREFIX = 512
+# Rows of the shortest prefix of a cache that `over_prefix` takes, and of a step
+# of `_mix_in_steps`; every capacity bucket above 1024 has whole steps.
+_PREFIX, _STEP = 512, 256
 
 
 @jax.tree_util.register_dataclass
@@ -211,9 +212,30 @@ def _attend(q, k_BGTC, v_BGTC, seen_BQT):
   scores = scores.reshape(B, G, U, Q, -1) * C**-0.5
   weights = masked_softmax(scores, seen_BQT[:, None, None])
   weights = weights.astype(v_BGTC.dtype).reshape(B, G, U * Q, -1)
-  mixed = einsum('bgqt,bgtc->bgqc', weights, v_BGTC)
+  mixed = lax.platform_dependent(
+    weights, v_BGTC, cpu=_mix_in_steps, default=_mix
+  )
   mixed = mixed.reshape(B, G, U, Q, C).transpose(0, 3, 1, 2, 4)
   return mixed.reshape(B, Q, -1)
+
+
+def _mix(weights_BGNT: jax.Array, v_BGTC: jax.Array) -> jax.Array:
+  """Values [B, G, N, C], mixed by weights."""
+  return einsum('bgnt,bgtc->bgnc', weights_BGNT, v_BGTC)
+
+
+def _mix_in_steps(weights_BGNT: jax.Array, v_BGTC: jax.Array) -> jax.Array:
+  """`_mix` to which rows without weight, at the end, add nothing at all.
+
+  XLA:CPU splits a long sum as its length demands, so the last bits of a row
+  would depend on the prefix read, and that on the other requests.
+  """
+  B, G, T, C = v_BGTC.shape
+  if T % _STEP:
+    return _mix(weights_BGNT, v_BGTC)
+  weights_BGNST = weights_BGNT.reshape(B, G, -1, T // _STEP, _STEP)
+  v_BGSTC = v_BGTC.reshape(B, G, -1, _STEP, C)
+  return jnp.sum(einsum('bgnst,bgstc->bgsnc', weights_BGNST, v_BGSTC), axis=2)
 
 
 def over_prefix(
@@ -232,21 +254,25 @@ def over_prefix(
     seen: [..., T].
   """
   T = k_BGTC.shape[2]
-  sizes = [T]
-  while sizes[0] > _PREFIX:
-    sizes.insert(0, max(_PREFIX, sizes[0] // 2))
-  if len(sizes) == 1:
+  if T < 2 * _PREFIX:
     return attend(k_BGTC, v_BGTC, seen)
+  # The last one is filled up to whole steps.
+  sizes = [T + -T % _STEP]
+  while (shorter := _PREFIX << len(sizes) - 1) < sizes[-1]:
+    sizes.insert(-1, shorter)
+
+  def of(rows):
+    def cut(x, axis):
+      behind = [(0, 0)] * x.ndim
+      behind[axis] = (0, max(rows - T, 0))
+      return jnp.pad(lax.slice_in_dim(x, 0, min(rows, T), axis=axis), behind)
+
+    return lambda k, v, seen: attend(cut(k, 2), cut(v, 2), cut(seen, -1))
 
   def shortest(k_BGTC, v_BGTC, seen):
     last = jnp.max(jnp.where(seen, jnp.arange(T), -1))
-    return lax.switch(
-      jnp.sum(last >= jnp.array(sizes[:-1])),
-      [
-        lambda n=n: attend(k_BGTC[:, :, :n], v_BGTC[:, :, :n], seen[..., :n])
-        for n in sizes
-      ],
-    )
+    which = jnp.sum(last >= jnp.array(sizes[:-1]))
+    return lax.switch(which, [of(n) for n in sizes], k_BGTC, v_BGTC, seen)
 
   return lax.platform_dependent(
     k_BGTC, v_BGTC, seen, cpu=shortest, default=attend

@@ -55,6 +55,24 @@ def test_the_shortest_prefix_is_taken():
     assert measure(k, v, jnp.arange(capacity) <= last) == taken
 
 
+@pytest.mark.parametrize('capacity', (1024, 1100, 1280, 4096))
+@pytest.mark.parametrize('width', (64, 128, 256))
+def test_no_bit_depends_on_the_prefix(capacity, width):
+  """A longer neighbour makes the batch read more rows, and changes nothing."""
+  rows = 4
+  q = normal(2, rows, 2, 4, width)
+  k, v = (normal(2, 2, capacity, width, seed=i) for i in (1, 2))
+  attend = jax.jit(nn.attend)
+
+  def first(neighbour):
+    last = np.array((505, neighbour))[:, None] + np.arange(rows)
+    return attend(q, k, v, np.arange(capacity) <= last[..., None])[0]
+
+  alone = first(0)
+  for neighbour in (508, 509, 700, capacity - rows):  # 508: 512 rows suffice
+    np.testing.assert_array_equal(first(neighbour), alone)
+
+
 @pytest.mark.parametrize('rows', (1, 32, 33))
 def test_norm_before_or_after_the_product(rows):
   x, weight = (
