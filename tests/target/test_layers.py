@@ -30,7 +30,7 @@ def test_products_of_few_rows(rows, lines, width):
 @pytest.mark.parametrize('capacity', (512, 640, 1024, 2500))
 @pytest.mark.parametrize('ends', ((511, 3), (512, 512), (513, 40), (0, 640)))
 def test_a_prefix_holds_all_that_is_seen(capacity, ends):
-  """Rows past what is seen are NaN: they must have no say."""
+  """Rows past what is seen have no say."""
   rows, ends = 4, np.minimum(ends, capacity - 4)
   q = normal(2, rows, 2, 3, 8)
   k, v = normal(2, 2, capacity, 8, seed=1), normal(2, 2, capacity, 8, seed=2)
