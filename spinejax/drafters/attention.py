@@ -57,15 +57,13 @@ def _attend_once(cfg, index, norms, qkv, rope, context, place):
   """Attention of one block a request: by a kernel, where there is one."""
 
   def otherwise(qkv, k_BGTC, v_BGTC, visible_B, rope, norms):
-    q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
-    K, T = qkv.shape[1], k_BGTC.shape[2]
-    seen_BAKT = jnp.broadcast_to(
-      jnp.arange(T) < visible_B[:, None, None, None], (len(qkv), 1, K, T)
+    del visible_B  # the mask has it
+    q, k, v = (x[:, None] for x in nn.split_qkv(qkv, rope, norms, cfg.norm_eps))
+    seen_BAKT, seen_KK = _visible(
+      cfg, index, qkv.shape[1], place, k_BGTC.shape[2]
     )
-    parts = (x[:, None] for x in (q, k, v))
-    seen_KK = _seen_in_block(cfg, index, K)
     mixed = nn.over_prefix(
-      functools.partial(_attend_parts, *parts, seen_KK=seen_KK),
+      functools.partial(_attend_parts, q, k, v, seen_KK=seen_KK),
       k_BGTC, v_BGTC, seen_BAKT,
     )  # fmt: skip
     return mixed[:, 0], k_BGTC, v_BGTC
@@ -78,22 +76,15 @@ def _attend_once(cfg, index, norms, qkv, rope, context, place):
   return mixed[:, None]
 
 
-def _seen_in_block(cfg, index, K):
-  """Whether row q of a block may look at row k of it, [K, K]."""
-  if cfg.is_causal(index):
-    return jnp.tri(K, dtype=bool)
-  return jnp.ones((K, K), bool)
-
-
 def _visible(cfg, index, K, place, T):
   """Context [B, A, K, T] and block [K, K] visibility of one layer."""
   position_BAK = place.start_BA[..., None] + jnp.arange(K)
   at_T = jnp.arange(T)
   seen_BAKT = at_T < place.visible_BA[..., None, None]
-  seen_KK = _seen_in_block(cfg, index, K)
+  distance_KK = jnp.arange(K)[:, None] - jnp.arange(K)
+  seen_KK = distance_KK >= 0 if cfg.is_causal(index) else jnp.ones((K, K), bool)
   window = cfg.window(index)
   if window is not None:
-    distance_KK = jnp.arange(K)[:, None] - jnp.arange(K)
     seen_BAKT = seen_BAKT & (at_T > position_BAK[..., None] - window)
     seen_KK = seen_KK & (jnp.abs(distance_KK) < window)
   return jnp.broadcast_to(seen_BAKT, (*position_BAK.shape, T)), seen_KK

@@ -113,9 +113,14 @@ def _streamed(x_RI: jax.Array, weight_OI: jax.Array, dtype) -> jax.Array:
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
   """Root-mean-square norm over the last axis, computed in float32."""
-  x32 = x.astype(jnp.float32)
-  x32 = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+  x32 = x.astype(jnp.float32) * _inverse_rms(x, eps)
   return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def _inverse_rms(x: jax.Array, eps: float) -> jax.Array:
+  """1 / rms over the last axis, kept, float32."""
+  x32 = x.astype(jnp.float32)
+  return lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
 
 
 def normed_dense(
@@ -130,8 +135,7 @@ def normed_dense(
   rows, dtypes = x.size // x.shape[-1], {x.dtype, weight.dtype}
   if rows > _FEW_ROWS or dtypes != {jnp.dtype(jnp.bfloat16)}:
     return dense(rms_norm(x, scale_D, eps), weight)
-  x32 = x.astype(jnp.float32)
-  inverse = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+  inverse = _inverse_rms(x, eps)
   y = dense(x * scale_D, weight, dtype=jnp.float32)
   wide = (*x.shape[:-1], *(1,) * (weight.ndim - 1))
   return (y * inverse.reshape(wide)).astype(x.dtype)
