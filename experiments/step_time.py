@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import itertools
 import pathlib
+import statistics
 import sys
 
 import jax
@@ -154,7 +155,11 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
   )  # fmt: skip
   models = [plain_model(rows - 1) for rows in config.rows] + drafters
   programs = bench.compile(models)
+  # Beside the rounds, for a CPU's speed drifts.
+  reads = timing.read_ms(params, config.repeats)
   times = bench.time(programs, config.repeats)
+  reads += timing.read_ms(params, config.repeats)
+  read_ms = statistics.median(reads)
   settings = dict(
     target=point.target, batch=point.batch, context=point.context,
     capacity=point.capacity, dtype=config.dtype, repeats=config.repeats,
@@ -168,6 +173,7 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
       drafter=model.drafter.name, rows=model.drafter.slots + 1,
       time_ms=took.median, time_ms_low=took.low, time_ms_high=took.high,
       bandwidth_fraction=least_ms / took.median,
+      weight_reads=took.median / read_ms, weight_read_ms=read_ms,
     )  # fmt: skip
     if 1 in config.rows:
       row['plain_steps'] = took.median / times[config.rows.index(1)].median
@@ -218,12 +224,14 @@ def show(table: list[dict]) -> None:
       '[low, high]': f'[{row["time_ms_low"]:.4g}, {row["time_ms_high"]:.4g}]',
       'plain steps': f'{row["plain_steps"]:.2f}'
       if 'plain_steps' in row else '-',
+      'reads': f'{row["weight_reads"]:.2f}',
       'bandwidth': f'{row["bandwidth_fraction"]:.0%}',
     })  # fmt: skip
   report.table.print_columns(rounds, names=4)
   print(
-    'ms: of a round, median of the calls; bandwidth: weights and context read '
-    'once,\nof what the copy reads and writes in that time'
+    'ms: of a round, median of the calls; reads: in units of a one-row product '
+    'with\neach weight matrix of the target; bandwidth: weights and context '
+    'read once, of\nwhat the copy reads and writes in that time'
   )
   if not parts:
     return

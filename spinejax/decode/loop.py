@@ -18,16 +18,18 @@ from spinejax.target.config import TargetConfig
 from spinejax.target.memory import PREFILL_CHUNK
 from spinejax.verify.sampling import Sampling
 
-_BUCKET = 128
+_BUCKET, _SMALL, _STEP = 128, 1024, 512
 
 
 def capacity_bucket(tokens: int) -> int:
   """A capacity of few possible values that holds `tokens` rows.
 
-  Multiples of 128 up to 1024, then four sizes in each octave; less than a
-  fifth is unused there.
+  Multiples of 128 up to 1024, of 512 up to 4096, then four sizes in each
+  octave.
   """
-  step = max(_BUCKET, (1 << (tokens - 1).bit_length()) // 8)
+  if tokens <= _SMALL:
+    return -(-tokens // _BUCKET) * _BUCKET
+  step = max(_STEP, (1 << (tokens - 1).bit_length()) // 8)
   return -(-tokens // step) * step
 
 

@@ -23,6 +23,7 @@ from spinejax.drafters.base import Drafter, DraftModel
 from spinejax.errors import InputError
 from spinejax.sharding import mesh_of, shard
 from spinejax.target.config import TargetConfig
+from spinejax.target.layers import dense
 from spinejax.target.model import KVCache, TargetParams, init_cache
 from spinejax.verify.sampling import Sampling
 
@@ -202,6 +203,32 @@ def copy_rate() -> float:
     x = jax.block_until_ready(copy(x, copies))
     took.append(time.perf_counter() - began)
   return 2 * _COPIED * copies / float(np.median(took[1:]))
+
+
+def read_ms(params: TargetParams, repeats: int) -> list[float]:
+  """Milliseconds, by call, of a one-row product with each weight matrix.
+
+  Each waits for the one before it, as in a step of plain decoding, and there
+  is nothing else: the least that a program of products takes for the weights.
+  """
+  matrices = [
+    x for x in jax.tree.leaves((params.layers, params.head_VD)) if x.ndim > 1
+  ]
+
+  @jax.jit
+  def chain(matrices):
+    last = jnp.zeros((), matrices[0].dtype)
+    for matrix in matrices:
+      row = jnp.full((1, matrix.shape[-1]), last)
+      last = dense(row, matrix).reshape(-1)[0]
+    return last
+
+  took = []
+  for _ in range(repeats + 1):  # the first one compiles
+    began = time.perf_counter()
+    jax.block_until_ready(chain(matrices))
+    took.append(1e3 * (time.perf_counter() - began))
+  return took[1:]
 
 
 def noise(shapes, dtype, seed: int = 0):

@@ -33,6 +33,7 @@ def attend(
   index: int,
   norms: tuple[jax.Array, jax.Array] | None,
   qkv: jax.Array,
+  square: jax.Array | None,
   rope: tuple[jax.Array, jax.Array],
   context: Context,
   place: Place,
@@ -43,22 +44,24 @@ def attend(
     cfg: the drafter's `BackboneConfig`.
     norms: scales of the norms of queries and keys, or None.
     qkv: the layer's fused projection [B, A, K, G, J, C].
+    square: mean squares whose roots are to divide its rows, [B, A, K], or None.
     rope: cosine and sine of the blocks' positions, [B, A, K, 1, C/2].
     context, place: what the blocks look at, and where they sit.
   """
   if place.decoding and cfg.window(index) is None:
-    return _attend_once(cfg, index, norms, qkv, rope, context, place)
-  q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
+    return _attend_once(cfg, index, norms, qkv, square, rope, context, place)
+  q, k, v = nn.split_qkv(qkv, square, rope, norms, cfg.norm_eps)
   seen = _visible(cfg, index, qkv.shape[2], place, context[0].shape[2])
   return _attend_parts(q, k, v, *context, *seen)
 
 
-def _attend_once(cfg, index, norms, qkv, rope, context, place):
+def _attend_once(cfg, index, norms, qkv, square, rope, context, place):
   """Attention of one block a request: by a kernel, where there is one."""
 
-  def otherwise(qkv, k_BGTC, v_BGTC, visible_B, rope, norms):
+  def otherwise(qkv, square, k_BGTC, v_BGTC, visible_B, rope, norms):
     del visible_B  # the mask has it
-    q, k, v = (x[:, None] for x in nn.split_qkv(qkv, rope, norms, cfg.norm_eps))
+    split = nn.split_qkv(qkv, square, rope, norms, cfg.norm_eps)
+    q, k, v = (x[:, None] for x in split)
     seen_BAKT, seen_KK = _visible(
       cfg, index, qkv.shape[1], place, k_BGTC.shape[2]
     )
@@ -68,9 +71,9 @@ def _attend_once(cfg, index, norms, qkv, rope, context, place):
     )  # fmt: skip
     return mixed[:, 0], k_BGTC, v_BGTC
 
+  qkv, square, rope = jax.tree.map(lambda x: x[:, 0], (qkv, square, rope))
   mixed, _, _ = block_attention(
-    otherwise, qkv[:, 0], *context, place.visible_BA[:, 0],
-    jax.tree.map(lambda x: x[:, 0], rope), norms,
+    otherwise, qkv, square, *context, place.visible_BA[:, 0], rope, norms,
     eps=cfg.norm_eps, causal=cfg.is_causal(index), append=False,
   )  # fmt: skip
   return mixed[:, None]

@@ -24,7 +24,7 @@ PRECISION = lax.Precision.HIGHEST
 _FEW_ROWS, _STREAMED_ROWS, _SHORT = 32, 8, 1024
 # Rows of the shortest prefix of a cache that `over_prefix` takes, and of a step
 # of `_mix_in_steps`; every capacity bucket above 1024 has whole steps.
-_PREFIX, _STEP = 512, 256
+_PREFIX, _STEP = 512, 512
 
 
 @jax.tree_util.register_dataclass
@@ -132,13 +132,17 @@ def normed_dense(
   and the scaled rows, in one pass of x, and divides in what reads the product.
   float32 is for exactness: there all row counts share one formula.
   """
-  rows, dtypes = x.size // x.shape[-1], {x.dtype, weight.dtype}
-  if rows > _FEW_ROWS or dtypes != {jnp.dtype(jnp.bfloat16)}:
+  if not _divides_later(x, weight):
     return dense(rms_norm(x, scale_D, eps), weight)
-  inverse = _inverse_rms(x, eps)
   y = dense(x * scale_D, weight, dtype=jnp.float32)
   wide = (*x.shape[:-1], *(1,) * (weight.ndim - 1))
-  return (y * inverse.reshape(wide)).astype(x.dtype)
+  return (y * _inverse_rms(x, eps).reshape(wide)).astype(x.dtype)
+
+
+def _divides_later(x: jax.Array, weight: jax.Array) -> bool:
+  dtypes = {x.dtype, weight.dtype}
+  few = x.size <= _FEW_ROWS * x.shape[-1]
+  return few and dtypes == {jnp.dtype(jnp.bfloat16)}
 
 
 def rotary(
@@ -160,14 +164,29 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def fused_qkv(layer: LayerParams, h: jax.Array, eps: float) -> jax.Array:
-  """Queries, key and value of every group, [..., G, J, C], of h [..., D]."""
-  qkv = normed_dense(h, layer.attn_norm_D, eps, layer.qkv_GJCD)
-  return qkv if layer.qkv_bias_GJC is None else qkv + layer.qkv_bias_GJC
+def fused_qkv(
+  layer: LayerParams, h: jax.Array, eps: float
+) -> tuple[jax.Array, jax.Array | None]:
+  """Queries, key and value of every group, [..., G, J, C], of h [..., D].
+
+  Also the mean squares of the rows of h, float32 [...], if their roots are
+  still to divide the result: a kernel that reads it does that on the way.
+  """
+  scale_D, weight = layer.attn_norm_D, layer.qkv_GJCD
+  if layer.qkv_bias_GJC is not None:
+    qkv = normed_dense(h, scale_D, eps, weight) + layer.qkv_bias_GJC
+    return qkv, None
+  if not _divides_later(h, weight):
+    return normed_dense(h, scale_D, eps, weight), None
+  h32 = h.astype(jnp.float32)
+  # The factor inside: a product behind the sum would be a kernel of its own.
+  mean_square = jnp.sum(h32 * h32 * (1 / h.shape[-1]), axis=-1)
+  return dense(h * scale_D, weight), mean_square
 
 
 def split_qkv(
   qkv: jax.Array,
+  mean_square: jax.Array | None,
   rope: tuple[jax.Array, jax.Array],
   norms: tuple[jax.Array, jax.Array] | None,
   eps: float,
@@ -176,6 +195,9 @@ def split_qkv(
 
   Queries and keys are normalised (if there are norms) and rotated.
   """
+  if mean_square is not None:
+    scale = lax.rsqrt(mean_square + eps)[..., None, None, None]
+    qkv = (qkv * scale).astype(qkv.dtype)
   q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
   if norms is not None:
     q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)

@@ -131,16 +131,16 @@ def forward(
   tapped = [h] if -1 in taps else []
   keys, values = [], []
 
-  def attend(qkv, k_BGTC, v_BGTC, length_B, rope, norms):
-    q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
+  def attend(qkv, square_BQ, k_BGTC, v_BGTC, length_B, rope, norms):
+    q, k, v = nn.split_qkv(qkv, square_BQ, rope, norms, cfg.norm_eps)
     k_BGTC = append_rows(k_BGTC, k, length_B)
     v_BGTC = append_rows(v_BGTC, v, length_B)
     return nn.attend(q, k_BGTC, v_BGTC, seen_BQT), k_BGTC, v_BGTC
 
   for i, layer in enumerate(params.layers):
-    qkv = nn.fused_qkv(layer, h, cfg.norm_eps)
+    qkv, square_BQ = nn.fused_qkv(layer, h, cfg.norm_eps)
     mixed, k, v = block_attention(
-      attend, qkv, cache.k[i], cache.v[i], cache.length_B, rope,
+      attend, qkv, square_BQ, cache.k[i], cache.v[i], cache.length_B, rope,
       layer.head_norms, eps=cfg.norm_eps, causal=True, append=True,
     )  # fmt: skip
     h = h + nn.dense(mixed, layer.out_DX)
