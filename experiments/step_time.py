@@ -159,7 +159,6 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
   reads = timing.read_ms(params, config.repeats)
   times = bench.time(programs, config.repeats)
   reads += timing.read_ms(params, config.repeats)
-  read_ms = statistics.median(reads)
   settings = dict(
     target=point.target, batch=point.batch, context=point.context,
     capacity=point.capacity, dtype=config.dtype, repeats=config.repeats,
@@ -173,7 +172,7 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
       drafter=model.drafter.name, rows=model.drafter.slots + 1,
       time_ms=took.median, time_ms_low=took.low, time_ms_high=took.high,
       bandwidth_fraction=least_ms / took.median,
-      weight_reads=took.median / read_ms, weight_read_ms=read_ms,
+      weight_read_ms=statistics.median(reads),
     )  # fmt: skip
     if 1 in config.rows:
       row['plain_steps'] = took.median / times[config.rows.index(1)].median
@@ -224,7 +223,7 @@ def show(table: list[dict]) -> None:
       '[low, high]': f'[{row["time_ms_low"]:.4g}, {row["time_ms_high"]:.4g}]',
       'plain steps': f'{row["plain_steps"]:.2f}'
       if 'plain_steps' in row else '-',
-      'reads': f'{row["weight_reads"]:.2f}',
+      'reads': f'{row["time_ms"] / row["weight_read_ms"]:.2f}',
       'bandwidth': f'{row["bandwidth_fraction"]:.0%}',
     })  # fmt: skip
   report.table.print_columns(rounds, names=4)

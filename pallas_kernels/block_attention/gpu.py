@@ -93,6 +93,7 @@ def block_attention(
       jax.ShapeDtypeStruct((splits, B, G, TILE), _F32),
     ]
   halves = (_tiled((TILE, half), dtype),) * 2
+  copies = 2 * U + 5 + (square_BQ is None) + 4 * (norms is not None)
   scratch = [
     halves, halves,  # queries, keys
     _tiled((TILE, C), dtype),  # values, then the result
@@ -102,7 +103,7 @@ def block_attention(
     (plgpu.SMEM((half,), dtype),) * 4, plgpu.SMEM((TILE,), _F32),
     (_tiled((_STAGES, TILE, half), dtype),) * 2,
     _tiled((_STAGES, TILE, C), dtype),
-    plgpu.Barrier(num_arrivals=2 * U + 5 + 4 * (norms is not None)),
+    plgpu.Barrier(num_arrivals=copies),
     plgpu.Barrier(num_arrivals=3, num_barriers=_STAGES),
   ]  # fmt: skip
 
@@ -207,6 +208,10 @@ def _body(
   plgpu.copy_gmem_to_smem(
     qkv.at[b, pl.ds(start, TILE), columns(U + 1)], v_s, loaded
   )
+  if not scaled:
+    plgpu.copy_gmem_to_smem(
+      qkv.at[b, pl.ds(start, S), columns(U + 1)], v_new.at[pl.ds(0, S)], loaded
+    )
   for table, into in ((cos, cos_s), (sin, sin_s)):
     plgpu.copy_gmem_to_smem(table.at[b, pl.ds(start, TILE)], into, loaded)
   for i, into in enumerate(norm_s[: 4 * normed]):
@@ -230,14 +235,14 @@ def _body(
   plgpu.barrier_wait(loaded)
 
   def rescaled(x):
-    if not scaled:
-      return x
     return x * lax.broadcast_in_dim(factor, x.shape, [0])
 
   turn = load(cos_s, _WGMMA), load(sin_s, _WGMMA)
 
   def rotated(halves, weights):
-    left, right = (rescaled(load(x, _WGMMA).astype(_F32)) for x in halves)
+    left, right = (load(x, _WGMMA).astype(_F32) for x in halves)
+    if scaled:
+      left, right = rescaled(left), rescaled(right)
     if weights:
       square = (left * left + right * right).sum(axis=1)
       scale = lax.rsqrt(square * (1.0 / C) + eps)
@@ -259,11 +264,13 @@ def _body(
 
   q = rotated(q_s, norm_s[:2] if normed else ())
   k = rotated(k_s, norm_s[2:] if normed else ())
-  v = rescaled(load(v_s, _WGMMA).astype(_F32)).astype(dtype)
   for h in range(2):
     q_s[h][...] = q[h]
     k_s[h][...] = k[h]
-  v_s[...] = v
+  if scaled:
+    v = rescaled(load(v_s, _WGMMA).astype(_F32)).astype(dtype)
+    v_s[...] = v
+    v_new[...] = v
   plgpu.commit_smem()
   if append:
 
@@ -272,7 +279,6 @@ def _body(
       behind = pl.ds(length, Q)
       for h in range(2):
         k_new[h][...] = k[h]
-      v_new[...] = v
       plgpu.commit_smem()
       for h in range(2):
         plgpu.copy_smem_to_gmem(
