@@ -15,19 +15,17 @@ from spinejax import report
 from spinejax.decode import timing
 from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.round import STAGES
-from spinejax.drafters import backbone
 from spinejax.drafters.base import DraftModel
-from spinejax.drafters.dflash import dflash
-from spinejax.drafters.dspine import DSpineConfig, DSpineParams, dspine
+from spinejax.drafters.dspine import DSpineConfig
 from spinejax.drafters.loading import plain_model
+from spinejax.drafters.shape import drafter_config
 from spinejax.errors import InputError
 from spinejax.report import profile
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import target_config
 from spinejax.target.memory import available_bytes, kv_bytes, memory_table
 from spinejax.target.model import TargetParams, random_params
-from spinejax.train.fit import drafter_config
-from spinejax.train.step import init_injection
+from spinejax.train.objectives import OBJECTIVES
 
 DRAFTERS = ('dspine', 'dflash')
 # Share of a round that verification takes, arXiv 2609.36173.
@@ -74,7 +72,9 @@ def points_of(config) -> list[Point]:
   have, points = available_bytes(), []
   for target in config.targets:
     cfg = target_config(target)
-    shape = drafter_config(cfg, mask_id=0, **config.drafter)
+    shape = drafter_config(
+      DSpineConfig, cfg, mask_id=0, causal=True, **config.drafter
+    )
     widest = max(*config.rows, shape.block)
     most = dataclasses.replace(shape, block=widest)
     for batch, context in itertools.product(config.batches, config.contexts):
@@ -107,23 +107,24 @@ def random_target(cfg: TargetConfig, dtype) -> TargetParams:
 
 def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
   """A drafter of that method and shape with random weights."""
-  key = jax.random.key(0)
-
-  def dspine_params():
-    base = backbone.random_backbone(cfg, key)
-    injection = init_injection(cfg, key, jnp.zeros((cfg.width, cfg.rank)))
-    return DSpineParams(base, injection, jnp.zeros((cfg.vocab, cfg.rank)))
-
-  if name == 'dspine':
-    drafter, shapes = dspine(cfg), jax.eval_shape(dspine_params)
-  else:
-    fields = dataclasses.fields(backbone.BackboneConfig)
+  objective = OBJECTIVES[name]
+  if name == 'dflash':
+    fields = dataclasses.fields(objective.config)
     shape = {field.name: getattr(cfg, field.name) for field in fields}
     # As published: every slot sees the whole block.
-    flat = backbone.BackboneConfig(**shape | dict(causal=False))
-    drafter = dflash(flat)
-    shapes = jax.eval_shape(lambda: backbone.random_backbone(flat, key))
-  return DraftModel(drafter, timing.noise(shapes, dtype, seed=1))
+    cfg = objective.config(**shape | dict(causal=False))
+
+  def params():
+    rank = getattr(cfg, 'rank', 1)
+    axes_DR, codes_VR = (
+      jnp.zeros((cfg.width, rank)),
+      jnp.zeros((cfg.vocab, rank)),
+    )
+    weights = objective.init(cfg, jax.random.key(0), axes_DR)
+    return objective.params(weights, codes_VR)
+
+  shapes = timing.noise(jax.eval_shape(params), dtype, seed=1)
+  return DraftModel(objective.drafter(cfg), shapes)
 
 
 def bytes_read(point: Point, params: TargetParams, draft: DraftModel) -> int:

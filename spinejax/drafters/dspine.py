@@ -36,11 +36,14 @@ class DSpineConfig(BackboneConfig):
       min(D, V - 1) directions.
     message: width m of the gated message.
     candidates: N, candidates a slot.
+    refine: choose through the transition table; if not, each slot's best
+      candidate is proposed as it is (an ablation).
   """
 
   rank: int = 1024
   message: int = 512
   candidates: int = 16
+  refine: bool = True
 
   def __post_init__(self):
     super().__post_init__()

@@ -58,10 +58,33 @@ class LayerParams:
 
 
 def einsum(spec: str, *operands: jax.Array, dtype=None) -> jax.Array:
-  """`jnp.einsum` at full precision; `dtype` is that of sums and result."""
+  """`jnp.einsum` at full precision; `dtype` is that of sums and result.
+
+  Gradients are products in the operands' dtype: with a wider result, JAX would
+  multiply it with them as it is, past the tensor cores.
+  """
+  return _einsum(spec, dtype, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _einsum(spec, dtype, *operands):
   return jnp.einsum(
     spec, *operands, precision=PRECISION, preferred_element_type=dtype
   )
+
+
+def _einsum_forward(spec, dtype, *operands):
+  return _einsum(spec, dtype, *operands), operands
+
+
+def _einsum_backward(spec, dtype, operands, cotangent):
+  del dtype
+  narrow = jnp.result_type(*operands)
+  product = functools.partial(jnp.einsum, spec, precision=PRECISION)
+  return jax.vjp(product, *operands)[1](cotangent.astype(narrow))
+
+
+_einsum.defvjp(_einsum_forward, _einsum_backward)
 
 
 def dense(x: jax.Array, weight: jax.Array, dtype=None) -> jax.Array:
@@ -243,6 +266,28 @@ def _attend(q, k_BGTC, v_BGTC, seen_BQT):
   )
   mixed = mixed.reshape(B, G, U, Q, C).transpose(0, 3, 1, 2, 4)
   return mixed.reshape(B, Q, -1)
+
+
+def attend_causally(
+  q: jax.Array, k_BTGC: jax.Array, v_BTGC: jax.Array
+) -> jax.Array:
+  """Attention of whole sequences, each row over itself and those before it.
+
+  Args:
+    q: queries [B, T, G, H/G, C].
+
+  Returns:
+    [B, T, H * C].
+  """
+  B, T, _, _, C = q.shape
+  # JAX looks for cuDNN while it traces, so the platform is asked for here.
+  if q.dtype == jnp.bfloat16 and jax.default_backend() == 'gpu':
+    return jax.nn.dot_product_attention(
+      q.reshape(B, T, -1, C), k_BTGC, v_BTGC, is_causal=True,
+      implementation='cudnn',
+    ).reshape(B, T, -1)  # fmt: skip
+  seen_BTT = jnp.broadcast_to(jnp.tri(T, dtype=bool), (B, T, T))
+  return attend(q, k_BTGC.swapaxes(1, 2), v_BTGC.swapaxes(1, 2), seen_BTT)
 
 
 def _mix(weights_BGNT: jax.Array, v_BGTC: jax.Array) -> jax.Array:

@@ -127,35 +127,66 @@ def forward(
   position_BQ = cache.length_B[:, None] + jnp.arange(tokens_BQ.shape[1])
   rope = nn.rotary(position_BQ, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
   seen_BQT = jnp.arange(cache.capacity) <= position_BQ[..., None]
-  h = jnp.take(params.embed_VD, tokens_BQ, axis=0, mode='clip')
-  tapped = [h] if -1 in taps else []
   keys, values = [], []
 
-  def attend(qkv, square_BQ, k_BGTC, v_BGTC, length_B, rope, norms):
+  def in_xla(qkv, square_BQ, k_BGTC, v_BGTC, length_B, rope, norms):
     q, k, v = nn.split_qkv(qkv, square_BQ, rope, norms, cfg.norm_eps)
     k_BGTC = append_rows(k_BGTC, k, length_B)
     v_BGTC = append_rows(v_BGTC, v, length_B)
     return nn.attend(q, k_BGTC, v_BGTC, seen_BQT), k_BGTC, v_BGTC
 
-  for i, layer in enumerate(params.layers):
-    qkv, square_BQ = nn.fused_qkv(layer, h, cfg.norm_eps)
+  def attend(layer, i, qkv, square_BQ):
     mixed, k, v = block_attention(
-      attend, qkv, square_BQ, cache.k[i], cache.v[i], cache.length_B, rope,
+      in_xla, qkv, square_BQ, cache.k[i], cache.v[i], cache.length_B, rope,
       layer.head_norms, eps=cfg.norm_eps, causal=True, append=True,
     )  # fmt: skip
-    h = h + nn.dense(mixed, layer.out_DX)
-    h = h + nn.swiglu(layer, h, cfg.norm_eps)
     keys.append(k)
     values.append(v)
+    return mixed
+
+  hidden_BQD, features_BQP = _layers(cfg, params, tokens_BQ, taps, attend)
+  cache = KVCache(tuple(keys), tuple(values), cache.length_B)
+  return Forward(hidden_BQD, features_BQP, cache)
+
+
+def read(
+  cfg: TargetConfig,
+  params: TargetParams,
+  tokens_BT: Tokens_BQ,
+  taps: tuple[int, ...],
+) -> tuple[Hidden_BQD, jax.Array]:
+  """States of whole sequences, of which no keys and values are kept.
+
+  Returns:
+    As `forward`: the states after the final norm, and the tapped ones.
+  """
+  B, T = tokens_BT.shape
+  position_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
+  rope = nn.rotary(position_BT, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
+
+  def attend(layer, i, qkv, square_BT):
+    del i
+    norms = layer.head_norms
+    q, k, v = nn.split_qkv(qkv, square_BT, rope, norms, cfg.norm_eps)
+    return nn.attend_causally(q, k, v)
+
+  return _layers(cfg, params, tokens_BT, taps, attend)
+
+
+def _layers(cfg, params, tokens_BQ, taps, attend):
+  """Final-normed and tapped states; `attend` mixes the rows of a layer."""
+  h = jnp.take(params.embed_VD, tokens_BQ, axis=0, mode='clip')
+  tapped = [h] if -1 in taps else []
+  for i, layer in enumerate(params.layers):
+    mixed = attend(layer, i, *nn.fused_qkv(layer, h, cfg.norm_eps))
+    h = h + nn.dense(mixed, layer.out_DX)
+    h = h + nn.swiglu(layer, h, cfg.norm_eps)
     if i in taps:
       tapped.append(h)
   features = tapped or [jnp.zeros((*tokens_BQ.shape, 0), h.dtype)]
-  return Forward(
-    hidden_BQD=nn.rms_norm(h, params.norm_D, cfg.norm_eps),
-    # A drafter splits them; without the hint XLA would split h for that.
-    features_BQP=hint(jnp.concatenate(features, axis=-1), 'BQ.'),
-    cache=KVCache(tuple(keys), tuple(values), cache.length_B),
-  )
+  # A drafter splits them; without the hint XLA would split h for that.
+  features_BQP = hint(jnp.concatenate(features, axis=-1), 'BQ.')
+  return nn.rms_norm(h, params.norm_D, cfg.norm_eps), features_BQP
 
 
 def unembed(hidden_BQD: Hidden_BQD, head_VD: Embed_VD) -> Float[Array, 'B Q V']:

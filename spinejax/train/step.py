@@ -1,20 +1,21 @@
-"""One optimiser step: anchors, loss, AdamW; schedules are on the host."""
+"""One optimiser step: target states, anchors, loss, AdamW."""
 
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
-from spinejax.drafters import backbone
 from spinejax.drafters.base import TargetView
-from spinejax.drafters.dspine import DSpineConfig, DSpineParams, Injection
 from spinejax.errors import InputError
+from spinejax.target.config import TargetConfig
+from spinejax.target.model import TargetParams, read
 from spinejax.train.batch import Batch, sample_anchors
-from spinejax.train.features import Corpus
-from spinejax.train.losses import DSpineLoss, dspine_loss
+from spinejax.train.objectives.base import Now, Objective, slot_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,24 +23,23 @@ class TrainConfig:
   """Attributes:
   steps: optimiser steps.
   anchors: blocks a sequence.
-  learning_rate, warmup, clip, weight_decay: of AdamW, cosine to 0.
-  ce_start, ce_end: share of cross-entropy at the first and last step of
-    the linear schedule that covers the run (DSpine).
-  seed: of weights, anchors and replacement.
+  accumulate: parts in which a step takes its batch, to save memory.
+  learning_rate, warmup, clip, weight_decay: of AdamW; linear warm-up for
+    that share of the run, then cosine to 0.
+  seed: of weights, order of the data, anchors and what objectives draw.
   """
 
   steps: int
   anchors: int = 24
+  accumulate: int = 1
   learning_rate: float = 6e-4
   warmup: float = 0.04
   clip: float = 1.0
   weight_decay: float = 0.0
-  ce_start: float = 1.0
-  ce_end: float = 1.0
   seed: int = 0
 
   def __post_init__(self):
-    for field in ('steps', 'anchors'):
+    for field in ('steps', 'anchors', 'accumulate'):
       if getattr(self, field) < 1:
         raise InputError(
           f'{field} = {getattr(self, field)}, expected at least 1'
@@ -49,192 +49,204 @@ class TrainConfig:
         raise InputError(
           f'{field} = {getattr(self, field)}, expected a positive number'
         )
-    for field in ('ce_start', 'ce_end', 'warmup'):
-      if not 0 <= getattr(self, field) <= 1:
-        raise InputError(f'{field} = {getattr(self, field)}, expected 0..1')
+    if not 0 <= self.warmup <= 1:
+      raise InputError(f'warmup = {self.warmup}, expected 0..1')
+
+  def learning_rate_at(self, step: int) -> float:
+    """That of update 1, 2, ... for step 0, 1, ...
+
+    Computed on the host: a value fetched from the device would wait for the
+    steps before it.
+    """
+    number, warmup = step + 1, max(1, round(self.warmup * self.steps))
+    if number <= warmup:
+      return self.learning_rate * number / warmup
+    share = min((number - warmup) / max(1, self.steps - warmup), 1.0)
+    return self.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """What a step is compiled for.
+
+  Attributes:
+    objective, options, cfg: the method, its loss and its shape.
+    target: the target's shape.
+    anchors, accumulate, clip, weight_decay, seed: see `TrainConfig`.
+  """
+
+  objective: Objective
+  options: Any
+  cfg: Any
+  target: TargetConfig
+  anchors: int
+  accumulate: int
+  clip: float
+  weight_decay: float
+  seed: int
+
+  @classmethod
+  def of(cls, objective, options, cfg, target, train: TrainConfig) -> 'Task':
+    return cls(
+      objective, options, cfg, target, train.anchors, train.accumulate,
+      train.clip, train.weight_decay, train.seed,
+    )  # fmt: skip
+
+  def optimizer(self) -> optax.GradientTransformation:
+    """Clipped AdamW of learning rate 1; a step scales its updates."""
+    return optax.chain(
+      optax.clip_by_global_norm(self.clip),
+      optax.adamw(1.0, weight_decay=self.weight_decay),
+    )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """Float32 master weights, optimiser state, step, and fixed token codes."""
+  """Float32 master weights, the optimiser's state and the step."""
 
-  weights: object
+  weights: Any
   optimizer: optax.OptState
   step: jax.Array
-  codes_VR: jax.Array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Schedule:
-  """What changes from step to step; scalars, so that no step recompiles."""
+class Frozen:
+  """What is not trained: the target, and a DSpine's token codes or None."""
 
-  learning_rate: float
-  ce_weight: float
-  alignment: float
-  replacement: float
+  target: TargetParams
+  codes_VR: jax.Array | None
 
 
-def schedule(train: TrainConfig, loss: DSpineLoss, step: int) -> Schedule:
-  """The scheduled values at a step: warm-up, then cosine to zero.
-
-  Computed on the host: a value fetched from the device would wait for the
-  steps before it.
-  """
-  done = step / train.steps
-  return Schedule(
-    learning_rate=_learning_rate(train, step + 1),
-    ce_weight=train.ce_start + (train.ce_end - train.ce_start) * done,
-    alignment=float(loss.alignment(step)),
-    replacement=float(loss.replacement(step, train.steps)),
-  )
-
-
-def _learning_rate(train: TrainConfig, number: int) -> float:
-  """That of update `number` = 1, 2, ...; `optax.warmup_cosine_decay_schedule`
-  from 0."""
-  warmup = max(1, round(train.warmup * train.steps))
-  if number <= warmup:
-    return train.learning_rate * number / warmup
-  share = min((number - warmup) / max(1, train.steps - warmup), 1.0)
-  return train.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
-
-
-def make_optimizer(train: TrainConfig) -> optax.GradientTransformation:
-  """Clipped AdamW of learning rate 1; a step scales its updates."""
-  return optax.chain(
-    optax.clip_by_global_norm(train.clip),
-    optax.adamw(1.0, weight_decay=train.weight_decay),
-  )
-
-
-def init_injection(
-  cfg: DSpineConfig, key: jax.Array, axes_DR: jax.Array
-) -> Injection:
-  """Readouts at D^T; writes, predecessor gate and bias at 0.
-
-  So that the fresh drafter is a block-causal DFlash. The other matrices are
-  uniform in +-1 / sqrt(fan-in), the published code's default.
-  """
-  message, receiver = jax.random.uniform(
-    key, (2, cfg.message, cfg.rank), jnp.float32, -1.0, 1.0
-  ) * (cfg.rank**-0.5)
-  return Injection(
-    readouts_RD=tuple(
-      jnp.asarray(axes_DR.T, jnp.float32) for _ in range(cfg.layers)
-    ),
-    writes_DM=tuple(
-      jnp.zeros((cfg.width, cfg.message)) for _ in range(cfg.layers)
-    ),
-    message_MR=message,
-    receiver_MR=receiver,
-    predecessor_MR=jnp.zeros((cfg.message, cfg.rank)),
-    bias_M=jnp.zeros((cfg.message,)),
-  )
-
-
-def init_train_state(
-  train: TrainConfig,
-  cfg: DSpineConfig,
-  axes_DR: jax.Array,
-  codes_VR: jax.Array,
-) -> TrainState:
-  """Fresh weights around the transfer axes and the token codes."""
-  base_key, injection_key = jax.random.split(jax.random.key(train.seed))
-  weights = {
-    'backbone': backbone.random_backbone(cfg, base_key),
-    'injection': init_injection(cfg, injection_key, axes_DR),
-  }
+def init_state(task: Task, axes_DR: jax.Array | None) -> TrainState:
+  """Fresh weights; `axes_DR` are DSpine's transfer axes."""
+  key = jax.random.key(task.seed)
+  weights = task.objective.init(task.cfg, key, axes_DR)
   # Fresh norms share one buffer, which could not be donated twice.
   weights = jax.tree.map(jnp.copy, weights)
-  return TrainState(
-    weights=weights,
-    optimizer=make_optimizer(train).init(weights),
-    step=jnp.int32(0),
-    codes_VR=jnp.asarray(codes_VR, jnp.float32),
+  return TrainState(weights, task.optimizer().init(weights), jnp.int32(0))
+
+
+def loss_mask(answer_B, length_B, width: int) -> jax.Array:
+  """float32 [B, T]: the answer, and the token before it.
+
+  Decoding starts with the last prompt token as its first anchor, so that token
+  is an anchor in training too.
+  """
+  at_T = jnp.arange(width)
+  inside = at_T < length_B[:, None]
+  return (inside & (at_T >= answer_B[:, None] - 1)).astype(jnp.float32)
+
+
+def make_batch(
+  task: Task, target: TargetParams, tokens: dict[str, jax.Array], key
+) -> Batch:
+  """Sequences with the target's states and random anchors."""
+  tokens_BT = tokens['tokens_BT']
+  mask_BT = loss_mask(
+    tokens['answer_B'], tokens['length_B'], tokens_BT.shape[1]
   )
-
-
-def to_params(state: TrainState) -> DSpineParams:
-  """The drafter's parameters as `propose` takes them, float32."""
-  return DSpineParams(
-    state.weights['backbone'], state.weights['injection'], state.codes_VR
+  anchors_BA, keep_BA = sample_anchors(key, mask_BT, task.anchors)
+  with jax.named_scope('target'):
+    teacher_BTD, features_BTP = read(
+      task.target, target, tokens_BT, task.cfg.taps
+    )
+  return Batch(
+    tokens_BT, mask_BT, features_BTP, teacher_BTD, anchors_BA, keep_BA
   )
 
 
 @functools.partial(
-  jax.jit,
-  static_argnames=('train', 'cfg', 'loss'),
-  donate_argnames=('state',),
+  jax.jit, static_argnames=('task',), donate_argnames=('state',)
 )
 def train_step(
-  train: TrainConfig,
-  cfg: DSpineConfig,
-  loss: DSpineLoss,
-  view: TargetView,
+  task: Task,
+  frozen: Frozen,
   state: TrainState,
-  data: Corpus,
-  rows_B: jax.Array,
-  now: Schedule,
+  tokens: dict[str, jax.Array],
+  now: Now,
+  learning_rate: jax.Array | float,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One step on the sequences `rows_B`; donates the state.
+  """One step on a batch; donates the state.
 
   Forward and backward run in the dtype of the target's tables, the update in
-  float32. `train.steps` and the scheduled fields of `train` are not read
-  here; `now` has their values.
+  float32.
+
+  Args:
+    tokens: `tokens_BT`, `answer_B`, `length_B`.
 
   Returns:
     The next state, and scalars: `loss`, weighted means of its terms,
-    `accuracy_S` by slot and the gradient norm.
+    accuracies by slot (`..._S`), the gradient's norm and the supervised
+    tokens.
   """
-  key = jax.random.fold_in(jax.random.key(train.seed), state.step)
-  anchor_key, replace_key = jax.random.split(key)
-  loss_mask_BT = data.loss_mask_NT[rows_B]
-  anchors_BA, keep_BA = sample_anchors(anchor_key, loss_mask_BT, train.anchors)
-  batch = Batch(
-    tokens_BT=data.tokens_NT[rows_B],
-    loss_mask_BT=loss_mask_BT,
-    features_BTP=data.features_NTP[rows_B],
-    teacher_BTD=data.teacher_NTD[rows_B],
-    anchors_BA=anchors_BA,
-    keep_BA=keep_BA,
-  )
-  replace_BA = jax.random.bernoulli(replace_key, now.replacement, keep_BA.shape)
-
-  def objective(weights):
-    weights = jax.tree.map(lambda x: x.astype(view.embed_VD.dtype), weights)
-    params = DSpineParams(
-      weights['backbone'], weights['injection'], state.codes_VR
-    )
-    return dspine_loss(
-      cfg,
-      loss,
-      params,
-      view,
-      batch,
-      beta=now.alignment,
-      ce_weight=now.ce_weight,
-      replace_BA=replace_BA,
-    )
-
-  (value, terms), grads = jax.value_and_grad(objective, has_aux=True)(
-    state.weights
-  )
-  updates, optimizer = make_optimizer(train).update(
+  key = jax.random.fold_in(jax.random.key(task.seed), state.step)
+  anchor_key, loss_key = jax.random.split(key)
+  batch = make_batch(task, frozen.target, tokens, anchor_key)
+  total = jnp.maximum(jnp.sum(slot_weights(task.cfg, task.options, batch)), 1.0)
+  gradient = functools.partial(_gradient, task, frozen, now, total)
+  if task.accumulate == 1:
+    grads, told = gradient(state.weights, batch, loss_key)
+  else:
+    grads, told = _accumulated(task, gradient, state.weights, batch, loss_key)
+  updates, optimizer = task.optimizer().update(
     grads, state.optimizer, state.weights
   )
-  updates = jax.tree.map(lambda u: now.learning_rate * u, updates)
-  state = dataclasses.replace(
-    state,
-    weights=optax.apply_updates(state.weights, updates),
-    optimizer=optimizer,
-    step=state.step + 1,
+  updates = jax.tree.map(lambda u: learning_rate * u, updates)
+  state = TrainState(
+    optax.apply_updates(state.weights, updates), optimizer, state.step + 1
   )
-  weights_BAS = terms.pop('weights')
-  total = jnp.maximum(jnp.sum(weights_BAS), 1.0)
-  scalars = {
-    k: v if k.endswith('_S') else jnp.sum(v * weights_BAS) / total
+  told |= {
+    'grad_norm': optax.tree.norm(grads),
+    'supervised': jnp.sum(batch.loss_mask_BT),
+  }
+  return state, told
+
+
+def _gradient(task, frozen, now, total, weights, batch, key):
+  """Gradient and scalars of (a part of) a batch."""
+  dtype = frozen.target.embed_VD.dtype
+  view = TargetView(frozen.target.embed_VD, frozen.target.head_VD)
+
+  def objective(weights):
+    weights = jax.tree.map(lambda x: x.astype(dtype), weights)
+    params = task.objective.params(weights, frozen.codes_VR)
+    return task.objective.loss(
+      task.cfg, task.options, params, view, batch, now, total, key
+    )
+
+  (value, terms), grads = jax.value_and_grad(objective, has_aux=True)(weights)
+  weight_BAS = terms.pop('weights')
+  told = {
+    k: v if k.endswith('_S') else jnp.sum(v * weight_BAS) / total
     for k, v in terms.items()
   }
-  return state, scalars | {'loss': value, 'grad_norm': optax.tree.norm(grads)}
+  return grads, told | {'loss': value}
+
+
+def _accumulated(task, gradient, weights, batch: Batch, key):
+  """The sum over parts of a batch, whose losses share one divisor.
+
+  Accuracies are means over the parts. DSpine's cosine term is scaled by the
+  cross-entropy of its part, not of the whole batch.
+  """
+  parts = jax.tree.map(
+    lambda x: x.reshape(task.accumulate, -1, *x.shape[1:]), batch
+  )
+
+  def add(sums, part):
+    batch, key = part
+    grads, told = gradient(weights, batch, key)
+    told = {
+      k: v / task.accumulate if k.endswith('_S') else v for k, v in told.items()
+    }
+    return jax.tree.map(jnp.add, sums, (grads, told)), None
+
+  keys = jax.random.split(key, task.accumulate)
+  first = jax.tree.map(lambda x: x[0], (parts, keys))
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype),
+    jax.eval_shape(gradient, weights, *first),
+  )
+  return lax.scan(add, zeros, (parts, keys))[0]

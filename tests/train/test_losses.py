@@ -11,15 +11,10 @@ from spinejax.drafters.base import DraftModel, TargetView
 from spinejax.drafters.checkpoint import model_tensors
 from spinejax.drafters.dflash import dflash
 from spinejax.drafters.dspine import dspine
-from spinejax.train import losses
 from spinejax.train.batch import Batch
-from spinejax.train.losses import (
-  DFlashLoss,
-  DSpineLoss,
-  dflash_loss,
-  dspine_loss,
-  vocab_terms,
-)
+from spinejax.train.objectives import DFLASH, Now
+from spinejax.train.objectives.dflash import DFlashLoss
+from spinejax.train.objectives.dspine import DSpineLoss, loss_of
 from tests.drafters.runs import Run, load_run, quick_jit
 
 pytestmark = pytest.mark.usefixtures('quick_compilation')
@@ -52,13 +47,13 @@ def inputs(run: Run) -> tuple[TargetView, Batch]:
 def flash_loss(of, params, view, batch):
   """((value, terms), gradients) of a static (config, loss)."""
   return jax.value_and_grad(
-    lambda params: dflash_loss(*of, params, view, batch), has_aux=True
+    lambda params: DFLASH.loss(*of, params, view, batch, Now()), has_aux=True
   )(params)
 
 
 @quick_jit
 def flash_value(of, params, view, batch):
-  return dflash_loss(*of, params, view, batch)[0]
+  return DFLASH.loss(*of, params, view, batch, Now())[0]
 
 
 def spine_loss(run, beta, batch=None, replace_BA=None):
@@ -83,9 +78,8 @@ def _spine_loss(of, params, view, batch, beta, replace_BA):
   cfg, loss, with_gradients = of
 
   def compute(params):
-    return dspine_loss(
-      cfg, loss, params, view, batch, beta, loss.ce_weight, replace_BA
-    )
+    now = Now(ce_share=loss.ce_start, alignment=beta)
+    return loss_of(cfg, loss, params, view, batch, now, None, replace_BA)
 
   if with_gradients:
     return jax.value_and_grad(compute, has_aux=True)(params)
@@ -139,7 +133,7 @@ def test_dflash():
 def test_dspine_terms(run):
   want, loss = run.recorded('train'), DSpineLoss()
   for i, step in enumerate(want['steps']):
-    beta = loss.alignment(step)
+    beta = loss.at(step, 1000).alignment
     np.testing.assert_allclose(beta, want['beta'][i], RTOL)
     value, terms, _ = spine_loss(run, beta)
     np.testing.assert_allclose(value, want['loss'][i], RTOL)
@@ -172,7 +166,7 @@ def test_dspine_accuracies(run):
 @pytest.mark.parametrize('run', SPINES[:1], indirect=True)
 def test_dspine_gradients(run):
   want = run.recorded('grads')
-  _, _, grads = spine_loss(run, DSpineLoss().alignment(want['step']))
+  _, _, grads = spine_loss(run, DSpineLoss().at(want['step'], 1000).alignment)
   found = model_tensors(DraftModel(dspine(run.cfg), grads))
   del found['transfer_codes']  # fixed, whatever their gradient
   assert_gradients(found, want, 'norm_of.')
@@ -203,7 +197,8 @@ def test_replaced_blocks(run):
 def test_replacement_schedule(run):
   want, loss = run.recorded('train'), DSpineLoss()
   total = int(want['schedule_total'])
-  found = [loss.replacement(step, total) for step in want['schedule_steps']]
+  steps = want['schedule_steps']
+  found = [loss.at(step, total).replacement for step in steps]
   assert_close(found, want['schedule_replacement_probability'])
 
 
@@ -229,51 +224,3 @@ def test_padding_anchors_give_neither_loss_nor_gradient(run):
   value, grads = of_anchors(moved_BA, np.zeros_like(batch.keep_BA))
   assert value == 0
   assert not any(np.any(x) for x in jax.tree.leaves(grads))
-
-
-@pytest.mark.parametrize('rows', (3, 8, 10))
-def test_chunks_of_the_vocabulary_terms(monkeypatch, rows):
-  """Chunks of 4 rows, the last one padded, against all rows at once."""
-  cfg = load_run('dspine-b6').cfg
-  rng = np.random.default_rng(rows)
-  head_VD, hidden, teacher = (
-    jnp.asarray(rng.normal(size=(n, cfg.width)), jnp.float32)
-    for n in (cfg.vocab, rows, rows)
-  )
-  label = jnp.asarray(rng.integers(0, cfg.vocab, rows))
-  weight = jnp.asarray(rng.normal(size=(2, rows)), jnp.float32)
-
-  def compute():
-    def value(head_VD, hidden):
-      out = vocab_terms(cfg, head_VD, hidden, teacher, label, 3)
-      return jnp.sum(weight[0] * out.ce + weight[1] * out.l1), out
-
-    both = jax.value_and_grad(value, (0, 1), has_aux=True)
-    # A function of its own each time: the chunk is no argument.
-    return jax.device_get(
-      quick_jit(lambda _, *x: both(*x))((), head_VD, hidden)
-    )
-
-  whole = compute()
-  monkeypatch.setattr(losses, '_ROWS_PER_CHUNK', 4)
-  parts = compute()
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5),
-               parts, whole)  # fmt: skip
-  terms = parts[0][1]
-  assert terms.ce.shape == (rows,) and terms.candidates.shape == (rows, 3)
-  # And directly, in float64.
-  logits, wanted = (
-    np.asarray(x, np.float64) @ np.asarray(head_VD, np.float64).T
-    for x in (hidden, teacher)
-  )
-  q, p = (np.exp(x - x.max(-1, keepdims=True)) for x in (logits, wanted))
-  q, p = (x / x.sum(-1, keepdims=True) for x in (q, p))
-  at = np.arange(rows)
-  np.testing.assert_allclose(terms.ce, -np.log(q[at, label]), 1e-4)
-  np.testing.assert_allclose(terms.l1, np.abs(q - p).sum(-1), 1e-4)
-  best = np.argsort(-q)[:, :3]
-  np.testing.assert_array_equal(np.sort(terms.candidates), np.sort(best))
-  np.testing.assert_array_equal(terms.correct, best[:, 0] == label)
-  np.testing.assert_allclose(
-    terms.teacher, np.take_along_axis(p, terms.candidates, -1), 1e-3, 1e-7
-  )

@@ -1,0 +1,190 @@
+"""What the objectives of all methods share."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from spinejax.drafters import backbone
+from spinejax.drafters.attention import Context, Place
+from spinejax.drafters.backbone import BackboneConfig, BackboneParams
+from spinejax.drafters.base import Drafter, TargetView
+from spinejax.errors import InputError
+from spinejax.train.batch import (
+  Batch,
+  decay,
+  gather_rows,
+  label_positions,
+  supervised,
+)
+from spinejax.train.vocab import Aims, Terms, Trained, vocab_loss
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Now:
+  """What changes from step to step; scalars, so that no step recompiles.
+
+  Attributes:
+    ce_share: of cross-entropy in a mix with L1, which has the rest.
+    alignment: beta of DSpine's cosine term.
+    replacement: probability that a block of DSpine has true predecessors.
+    base_share: of the uncorrected logits' cross-entropy in Domino's.
+  """
+
+  ce_share: float = 1.0
+  alignment: float = 0.0
+  replacement: float = 0.0
+  base_share: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """How one method is trained; another one is a file and a registry line.
+
+  Attributes:
+    drafter: cfg -> Drafter.
+    config, options: frozen classes, of the method's shape and of what its loss
+      can be told. An options' `at(step, steps)` gives the `Now` of a step;
+      `gamma` and `cumulative` say what a slot weighs (`slot_weights`).
+    init: (cfg, key, axes_DR) -> trained weights, float32; `axes_DR` are the
+      transfer axes of methods with a `rank`, else None.
+    params: (weights, codes_VR) -> the drafter's parameters.
+    loss: (cfg, options, params, view, batch, now, total, key) -> (value,
+      terms): a sum over slots divided by `total`, and what it was made of:
+      arrays [B, A, S], or [S] where the name ends in `_S`.
+  """
+
+  drafter: Callable[[Any], Drafter]
+  config: type
+  options: type
+  init: Callable[..., Any]
+  params: Callable[[Any, jax.Array | None], Any]
+  loss: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+def share_at(start: float, end: float, step: int, steps: int) -> float:
+  """A share that goes from `start` to `end` linearly over a run."""
+  return start + (end - start) * step / steps
+
+
+def check_shares(options: object, *names: str) -> None:
+  """Refuses options that are not numbers from 0 to 1."""
+  for name in names:
+    value = getattr(options, name)
+    if not 0 <= value <= 1:
+      raise InputError(f'{name} = {value!r}, expected 0..1')
+
+
+def slot_weights(cfg: BackboneConfig, options, batch: Batch) -> jax.Array:
+  """Weight of each slot, [B, A, S]; 0 where nothing is supervised."""
+  mask_BAS = supervised(batch, cfg.slots, cumulative=options.cumulative)
+  return mask_BAS * decay(cfg.slots, options.gamma)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """The blocks of a batch, with what is known of their slots.
+
+  Attributes:
+    context, place: what they look at, and where they sit.
+    anchor_BA: their first tokens.
+    label_BAS: the token each slot should propose.
+    before_BAS: the token before it: the anchor, then labels.
+    teacher_BASD: the target's final-normed states that predict the labels.
+    weight_BAS, total: weights of the slots, and what their sum is divided by.
+  """
+
+  context: list[Context]
+  place: Place
+  anchor_BA: jax.Array
+  label_BAS: jax.Array
+  before_BAS: jax.Array
+  teacher_BASD: jax.Array
+  weight_BAS: jax.Array
+  total: jax.Array
+
+  def mean(self, x_BAS: jax.Array) -> jax.Array:
+    """Weighted sum over the slots, over `total`."""
+    return jnp.sum(self.weight_BAS * x_BAS) / self.total
+
+  def accuracy(self, hit_BAS: jax.Array) -> jax.Array:
+    """Share of hits among the supervised, by slot."""
+    seen_BAS = self.weight_BAS > 0
+    seen_S = jnp.maximum(jnp.sum(seen_BAS, axis=(0, 1)), 1)
+    return jnp.sum(hit_BAS & seen_BAS, axis=(0, 1)) / seen_S
+
+
+def make_blocks(
+  cfg: BackboneConfig,
+  options,
+  params: BackboneParams,
+  batch: Batch,
+  total: jax.Array | None,
+) -> Blocks:
+  """`total`: the sum of all slot weights of a step, if the batch is a part."""
+  B, T = batch.tokens_BT.shape
+  position_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
+  rows = backbone.context_kv(cfg, params, batch.features_BTP, position_BT)
+  at_BAS = label_positions(batch, cfg.slots)
+  anchor_BA = gather_rows(batch.tokens_BT, batch.anchors_BA)
+  label_BAS = gather_rows(batch.tokens_BT, at_BAS)
+  weight_BAS = slot_weights(cfg, options, batch)
+  if total is None:
+    total = jnp.maximum(jnp.sum(weight_BAS), 1.0)
+  return Blocks(
+    context=[(k.swapaxes(1, 2), v.swapaxes(1, 2)) for k, v in rows],
+    place=Place(batch.anchors_BA, batch.anchors_BA),
+    anchor_BA=anchor_BA,
+    label_BAS=label_BAS,
+    before_BAS=jnp.concatenate(
+      [anchor_BA[..., None], label_BAS[..., :-1]], axis=-1
+    ),
+    # The teacher of a label past the end has weight 0; its row is clamped as
+    # the label is.
+    teacher_BASD=gather_rows(batch.teacher_BTD, jnp.minimum(at_BAS, T - 1) - 1),
+    weight_BAS=weight_BAS,
+    total=total,
+  )
+
+
+def proposing(cfg: BackboneConfig, x_BAK: jax.Array) -> jax.Array:
+  """Of [B, A, K, ...] the slots that propose: in place all but the anchor."""
+  return x_BAK[:, :, -cfg.slots :]
+
+
+def over_vocabulary(
+  cfg: BackboneConfig,
+  blocks: Blocks,
+  view: TargetView,
+  hidden_BASD: jax.Array,
+  *,
+  ce_share: jax.Array | float = 1.0,
+  l1_share: jax.Array | float | None = None,
+  candidates: int = 1,
+  low_BASE: jax.Array | None = None,
+  up_VE: jax.Array | None = None,
+) -> tuple[jax.Array, Terms]:
+  """The mix of cross-entropy and L1 of all slots; see `vocab_loss`.
+
+  Returns:
+    Its value, already over `blocks.total`, and the terms, [B, A, S, ...].
+  """
+
+  def rows(x):
+    return None if x is None else x.reshape(-1, *x.shape[3:])
+
+  weight_N = rows(blocks.weight_BAS) / blocks.total
+  aims = Aims(rows(blocks.label_BAS), weight_N * ce_share)
+  if l1_share is not None:
+    aims = dataclasses.replace(
+      aims,
+      teacher_ND=rows(blocks.teacher_BASD),
+      l1_weight_N=weight_N * l1_share,
+    )
+  trained = Trained(rows(hidden_BASD), rows(low_BASE), up_VE)
+  value, terms = vocab_loss(cfg, candidates, view.head_VD, trained, aims)
+  shape = blocks.label_BAS.shape
+  return value, jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), terms)

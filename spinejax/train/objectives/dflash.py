@@ -1,0 +1,76 @@
+"""DFlash's objective: cross-entropy, each slot for itself.
+
+Source: arXiv 2602.06036; sgl-project/SpecForge
+`specforge/algorithms/common/dflash_family_model.py`.
+"""
+
+import dataclasses
+
+import jax
+
+from spinejax.drafters.backbone import BackboneConfig, random_backbone
+from spinejax.drafters.dflash import dflash, hidden_states
+from spinejax.train.objectives.base import (
+  Now,
+  Objective,
+  check_shares,
+  make_blocks,
+  over_vocabulary,
+  proposing,
+  share_at,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlashLoss:
+  """Attributes:
+  gamma: decay length of the slot weights, or None for none.
+  cumulative: whether a block ends at its first unsupervised slot.
+  ce_start, ce_end: share of cross-entropy at the first and last step, linear
+    between; the rest is the L1 distance to the target's law. As published: 1.
+  """
+
+  gamma: float | None = 7.0
+  cumulative: bool = False
+  ce_start: float = 1.0
+  ce_end: float = 1.0
+
+  def __post_init__(self):
+    check_shares(self, 'ce_start', 'ce_end')
+
+  def at(self, step: int, steps: int) -> Now:
+    return Now(ce_share=share_at(self.ce_start, self.ce_end, step, steps))
+
+
+def loss(cfg, options, params, view, batch, now, total=None, key=None):
+  """Terms `ce` and, with a share of it, `l1`."""
+  del key
+  blocks = make_blocks(cfg, options, params, batch, total)
+  hidden_BAKD = hidden_states(
+    cfg, params, view.embed_VD, blocks.anchor_BA, blocks.context, blocks.place
+  )
+  mixed = min(options.ce_start, options.ce_end) < 1
+  value, terms = over_vocabulary(
+    cfg, blocks, view, proposing(cfg, hidden_BAKD),
+    ce_share=now.ce_share, l1_share=1 - now.ce_share if mixed else None,
+  )  # fmt: skip
+  told = {'ce': terms.ce_N, 'weights': blocks.weight_BAS}
+  if mixed:
+    told['l1'] = terms.l1_N
+  hit_BAS = terms.candidates_NC[..., 0] == blocks.label_BAS
+  return value, told | {'accuracy_S': blocks.accuracy(hit_BAS)}
+
+
+def init(cfg: BackboneConfig, key: jax.Array, axes_DR=None):
+  """Fresh weights."""
+  del axes_DR
+  return random_backbone(cfg, key)
+
+
+def params(weights, codes_VR=None):
+  """The weights are the parameters."""
+  del codes_VR
+  return weights
+
+
+DFLASH = Objective(dflash, BackboneConfig, DFlashLoss, init, params, loss)

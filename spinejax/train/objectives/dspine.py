@@ -1,0 +1,193 @@
+"""DSpine's objective: the parallel pass, its refinement, and the features.
+
+Source: arXiv 2609.36173; sgl-project/SpecForge
+`specforge/algorithms/dspine/model.py`.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spinejax.drafters import backbone, dspine
+from spinejax.drafters.dspine import (
+  DSpineConfig,
+  DSpineParams,
+  Injection,
+)
+from spinejax.errors import InputError
+from spinejax.target import layers as nn
+from spinejax.train.objectives.base import (
+  Now,
+  Objective,
+  check_shares,
+  make_blocks,
+  over_vocabulary,
+  proposing,
+  share_at,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DSpineLoss:
+  """Attributes:
+  gamma: decay length of the slot weights.
+  cumulative: whether a block ends at its first unsupervised slot.
+  ce_start, ce_end: share of cross-entropy at the first and last step, linear
+    between; the rest is L1. As published 0.1, which learns slowly at first.
+  alignment_weight: final weight of the cosine term.
+  alignment_warmup_steps: its linear ramp, in optimiser steps.
+  replacement_probability, _hold, _end, _layers: true predecessors in the
+    first layers of some blocks, early in training: the probability is held
+    for the first share of the run and falls to 0 at the second.
+  candidate_mass: least teacher mass on the candidates for the refined L1.
+  """
+
+  gamma: float | None = 7.0
+  cumulative: bool = True
+  ce_start: float = 0.1
+  ce_end: float = 0.1
+  alignment_weight: float = 0.5
+  alignment_warmup_steps: int = 146
+  replacement_probability: float = 0.5
+  replacement_hold: float = 1 / 6
+  replacement_end: float = 1 / 3
+  replacement_layers: int = 3
+  candidate_mass: float = 1e-4
+
+  def __post_init__(self):
+    check_shares(
+      self, 'ce_start', 'ce_end', 'replacement_probability',
+      'replacement_hold', 'replacement_end', 'candidate_mass',
+    )  # fmt: skip
+    if self.replacement_hold >= self.replacement_end:
+      raise InputError(
+        f'replacement_hold = {self.replacement_hold}, expected less than '
+        f'replacement_end = {self.replacement_end}'
+      )
+    if self.alignment_warmup_steps < 1:
+      raise InputError(
+        f'alignment_warmup_steps = {self.alignment_warmup_steps}, expected at '
+        'least 1'
+      )
+
+  def at(self, step: int, steps: int) -> Now:
+    left = self.replacement_end - step / steps
+    slope = self.replacement_end - self.replacement_hold
+    ramp = min(step / self.alignment_warmup_steps, 1.0)
+    return Now(
+      ce_share=share_at(self.ce_start, self.ce_end, step, steps),
+      alignment=self.alignment_weight * ramp,
+      replacement=self.replacement_probability
+      * min(max(left / slope, 0.0), 1.0),
+    )
+
+
+def loss(cfg, options, params, view, batch, now, total=None, key=None):
+  """The objective; `key` draws the blocks with true predecessors."""
+  replace_BA = None
+  if options.replacement_probability:
+    replace_BA = jax.random.bernoulli(
+      key, now.replacement, batch.anchors_BA.shape
+    )
+  return loss_of(cfg, options, params, view, batch, now, total, replace_BA)
+
+
+def loss_of(cfg, options, params, view, batch, now, total, replace_BA):
+  """Terms `ce`, `l1`, `refinement`, `alignment`.
+
+  Args:
+    replace_BA: blocks whose predecessors are the true tokens' codes in the
+      first layers; or None.
+  """
+  blocks = make_blocks(cfg, options, params.backbone, batch, total)
+  out = dspine.draft(
+    cfg, params, view.embed_VD, blocks.anchor_BA, blocks.context, blocks.place,
+    None if replace_BA is None else blocks.before_BAS, replace_BA,
+    options.replacement_layers,
+  )  # fmt: skip
+  l1_share = 1 - now.ce_share
+  value, terms = over_vocabulary(
+    cfg, blocks, view, proposing(cfg, out.hidden_BAKD), ce_share=now.ce_share,
+    l1_share=l1_share, candidates=cfg.candidates,
+  )  # fmt: skip
+  told = {'ce': terms.ce_N, 'l1': terms.l1_N, 'weights': blocks.weight_BAS}
+  hit_BAS = terms.candidates_NC[..., 0] == blocks.label_BAS
+  told['accuracy_S'] = blocks.accuracy(hit_BAS)
+  if cfg.refine:
+    ce, l1, hit_BAS = _refined(
+      cfg, options, params, view, blocks, terms,
+      proposing(cfg, out.pre_BAKD),
+    )  # fmt: skip
+    told['refinement'] = now.ce_share * ce + l1_share * l1
+    told['refined_accuracy_S'] = blocks.accuracy(hit_BAS)
+    value += blocks.mean(told['refinement'])
+  if options.alignment_weight:
+    told['alignment'] = _alignment(params.codes_VR, out, blocks.label_BAS)
+    scale = now.alignment * lax.stop_gradient(blocks.mean(terms.ce_N))
+    value += scale * blocks.mean(told['alignment'])
+  return value, told
+
+
+def _refined(cfg, options, params, view, blocks, terms, pre_BASD):
+  """Cross-entropy and L1 on the candidates, and whether the best is right.
+
+  The predecessor is the true token's code.
+  """
+  u = dspine.code(params.codes_VR, blocks.before_BAS, jnp.float32)
+  refined = dspine.refine(cfg, params, pre_BASD, u)
+  ids = terms.candidates_NC
+  head = jnp.take(view.head_VD, ids, axis=0).astype(jnp.float32)
+  scores = backbone.cap(cfg, nn.einsum('basd,basnd->basn', refined, head))
+  log_r = jax.nn.log_softmax(scores, axis=-1)
+  is_label = ids == blocks.label_BAS[..., None]
+  ce = -jnp.sum(jnp.where(is_label, log_r, 0.0), axis=-1)
+  mass = jnp.sum(terms.teacher_NC, axis=-1, keepdims=True)
+  aim = terms.teacher_NC / jnp.maximum(mass, 1e-12)
+  l1 = jnp.sum(jnp.abs(jnp.exp(log_r) - aim), axis=-1)
+  l1 = jnp.where(mass[..., 0] > options.candidate_mass, l1, 0.0)
+  best = jnp.argmax(scores, axis=-1)[..., None]
+  return ce, l1, jnp.take_along_axis(is_label, best, axis=-1)[..., 0]
+
+
+def _alignment(codes_VR, out: dspine.Draft, label_BAS) -> jax.Array:
+  """sum over layers of 1 - cos(feature of slot j, code of its label)."""
+  code_BASR = jnp.take(codes_VR, label_BAS, axis=0).astype(jnp.float32)
+  total = 0.0
+  for f_BAKR in out.features_BAKR:
+    f = dspine.normalise(f_BAKR[:, :, 1:].astype(jnp.float32))
+    total = total + 1.0 - jnp.sum(f * code_BASR, axis=-1)
+  return total
+
+
+def init(cfg: DSpineConfig, key: jax.Array, axes_DR: jax.Array):
+  """Readouts at D^T; writes, predecessor gate and bias at 0.
+
+  So that the fresh drafter is a block-causal DFlash. The other matrices are
+  uniform in +-1 / sqrt(fan-in), the published code's default.
+  """
+  base_key, key = jax.random.split(key)
+  message, receiver = jax.random.uniform(
+    key, (2, cfg.message, cfg.rank), jnp.float32, -1.0, 1.0
+  ) * (cfg.rank**-0.5)
+  layers = range(cfg.layers)
+  injection = Injection(
+    readouts_RD=tuple(jnp.asarray(axes_DR.T, jnp.float32) for _ in layers),
+    writes_DM=tuple(jnp.zeros((cfg.width, cfg.message)) for _ in layers),
+    message_MR=message,
+    receiver_MR=receiver,
+    predecessor_MR=jnp.zeros((cfg.message, cfg.rank)),
+    bias_M=jnp.zeros((cfg.message,)),
+  )
+  return {
+    'backbone': backbone.random_backbone(cfg, base_key),
+    'injection': injection,
+  }
+
+
+def params(weights, codes_VR: jax.Array) -> DSpineParams:
+  return DSpineParams(weights['backbone'], weights['injection'], codes_VR)
+
+
+DSPINE = Objective(dspine.dspine, DSpineConfig, DSpineLoss, init, params, loss)

@@ -1,0 +1,194 @@
+"""Losses over the whole vocabulary, without all its logits at once.
+
+Rows go through the head in chunks, and a chunk's gradient is taken while its
+logits are there: they are neither kept for the backward pass nor computed
+again in it. The loss is linear in its terms, with weights known beforehand, so
+the gradient needs nothing from the rest of the step.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from spinejax.drafters import backbone
+from spinejax.drafters.backbone import BackboneConfig
+from spinejax.drafters.transition import top_candidates
+from spinejax.target import layers as nn
+
+_CHUNK = 2048  # rows; their logits are by far the largest arrays of a step
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """What the gradient flows into.
+
+  Attributes:
+    hidden_ND: final-normed draft states, a row a slot.
+    low_NE, up_VE: a low-rank correction, logits + up_VE low; or None.
+  """
+
+  hidden_ND: jax.Array
+  low_NE: jax.Array | None = None
+  up_VE: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Aims:
+  """What each row should come to, and what its terms weigh in the loss.
+
+  Attributes:
+    label_N: the token to predict.
+    ce_weight_N: of the cross-entropy.
+    teacher_ND: the target's final-normed states, or None: no L1 term.
+    l1_weight_N: of sum over the vocabulary of |q - p|.
+  """
+
+  label_N: jax.Array
+  ce_weight_N: jax.Array
+  teacher_ND: jax.Array | None = None
+  l1_weight_N: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Terms:
+  """What the rows gave; no gradient passes through it.
+
+  Attributes:
+    ce_N, l1_N: the terms; l1_N is None without a teacher.
+    candidates_NC, scores_NC: the largest logits, largest first.
+    teacher_NC: probabilities of the candidates under the target, or None.
+  """
+
+  ce_N: jax.Array
+  l1_N: jax.Array | None
+  candidates_NC: jax.Array
+  scores_NC: jax.Array
+  teacher_NC: jax.Array | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def vocab_loss(
+  cfg: BackboneConfig,
+  candidates: int,
+  head_VD: jax.Array,
+  trained: Trained,
+  aims: Aims,
+) -> tuple[jax.Array, Terms]:
+  """sum over rows of ce_weight * CE + l1_weight * L1, and the terms.
+
+  Args:
+    cfg: states the multiplier and the cap of the logits.
+    candidates: C, how many of the largest logits are told.
+    head_VD: the target's; frozen, as are the weights of the terms.
+    trained, aims: the rows.
+  """
+  value, terms, _ = _chunked(cfg, candidates, head_VD, trained, aims)
+  return value, terms
+
+
+def _forward(cfg, candidates, head_VD, trained, aims):
+  value, terms, gradient = _chunked(cfg, candidates, head_VD, trained, aims)
+  return (value, terms), gradient
+
+
+def _backward(cfg, candidates, gradient, cotangent):
+  del cfg, candidates
+  by, _ = cotangent
+  scaled = jax.tree.map(lambda x: (x * by).astype(x.dtype), gradient)
+  return None, scaled, None
+
+
+vocab_loss.defvjp(_forward, _backward)
+
+
+def _chunked(cfg, candidates, head_VD, trained: Trained, aims: Aims):
+  """Value, terms and gradient; XLA drops the last where nothing uses it."""
+  N = len(aims.label_N)
+  size = min(_CHUNK, N)
+
+  def chunks(x):
+    """Every n-th row: a chunk lies on all devices that share the rows."""
+    x = jnp.pad(x, [(0, -N % size)] + [(0, 0)] * (x.ndim - 1))
+    return x.reshape(size, -1, *x.shape[1:]).swapaxes(0, 1)
+
+  def rows_of(x):
+    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])[:N]
+
+  up_VE = trained.up_VE
+  rows = dataclasses.replace(trained, up_VE=None)
+
+  def step(carry, part):
+    value, d_up_VE = carry
+    rows, aims = part
+    told, d_rows, d_up = _chunk(cfg, candidates, head_VD, up_VE, rows, aims)
+    more, terms = told
+    d_up_VE = None if d_up is None else d_up_VE + d_up
+    return (value + more, d_up_VE), (terms, d_rows)
+
+  start = None if up_VE is None else jnp.zeros(up_VE.shape, jnp.float32)
+  (value, d_up_VE), out = lax.scan(
+    step, (jnp.float32(0), start), jax.tree.map(chunks, (rows, aims))
+  )
+  terms, d_rows = jax.tree.map(rows_of, out)
+  if d_up_VE is not None:
+    d_up_VE = d_up_VE.astype(up_VE.dtype)
+  return value, terms, dataclasses.replace(d_rows, up_VE=d_up_VE)
+
+
+def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
+  """(value, terms), gradient of the rows and of up_VE, of one chunk."""
+  base, uncap = jax.vjp(
+    functools.partial(backbone.cap, cfg),
+    nn.dense(rows.hidden_ND, head_VD, dtype=jnp.float32),
+  )
+  logits = base
+  if up_VE is not None:
+    logits = base + nn.dense(rows.low_NE, up_VE, dtype=jnp.float32)
+  ids = top_candidates(logits, candidates)
+  scores = jnp.take_along_axis(logits, ids, axis=-1)
+  q, log_total = _law(logits, scores[:, :1])
+  at_label = aims.label_N[:, None]
+  ce_N = (log_total - jnp.take_along_axis(logits, at_label, axis=-1))[:, 0]
+  value = jnp.sum(aims.ce_weight_N * ce_N)
+  hit = jnp.arange(logits.shape[-1]) == at_label
+  # d CE / d logits = q - [label]
+  d_logits = aims.ce_weight_N[:, None] * (q - hit)
+  l1_N = teacher_NC = None
+  if aims.teacher_ND is not None:
+    teacher = nn.dense(aims.teacher_ND, head_VD, dtype=jnp.float32)
+    p, _ = _law(teacher, jnp.max(teacher, axis=-1, keepdims=True))
+    teacher_NC = jnp.take_along_axis(p, ids, axis=-1)
+    l1_N = jnp.sum(jnp.abs(q - p), axis=-1)
+    value += jnp.sum(aims.l1_weight_N * l1_N)
+    # d L1 / d logits = q (s - <s, q>), s = sign(q - p)
+    sign = jnp.sign(q - p)
+    mean = jnp.sum(sign * q, axis=-1, keepdims=True)
+    d_logits += aims.l1_weight_N[:, None] * q * (sign - mean)
+
+  def back(d, table):
+    """d table, in the table's dtype: mixed products miss the tensor cores."""
+    return nn.einsum('nv,vd->nd', d.astype(table.dtype), table)
+
+  (d_base,) = uncap(d_logits)
+  d_rows, d_up_VE = Trained(back(d_base, head_VD)), None
+  if up_VE is not None:
+    d_rows = dataclasses.replace(d_rows, low_NE=back(d_logits, up_VE))
+    d_up_VE = nn.einsum(
+      'nv,ne->ve', d_logits.astype(up_VE.dtype), rows.low_NE, dtype=jnp.float32
+    )
+  d_rows = jax.tree.map(lambda d, x: d.astype(x.dtype), d_rows, rows)
+  return (value, Terms(ce_N, l1_N, ids, scores, teacher_NC)), d_rows, d_up_VE
+
+
+def _law(logits: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """softmax(logits), and log of the sum of exponentials, kept axis."""
+  log_total = top + jnp.log(
+    jnp.sum(jnp.exp(logits - top), axis=-1, keepdims=True)
+  )
+  return jnp.exp(logits - log_total), log_total
