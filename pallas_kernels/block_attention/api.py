@@ -20,7 +20,6 @@ Rows = tuple[jax.Array, jax.Array, jax.Array]
 def block_attention(
   otherwise: Callable[..., Rows],
   qkv_BQGJC: jax.Array,
-  square_BQ: jax.Array | None,
   k_BGTC: jax.Array,
   v_BGTC: jax.Array,
   length_B: jax.Array,
@@ -38,16 +37,14 @@ def block_attention(
   docs/performance.md.
 
   Args:
-    otherwise: the same function of the seven arguments below in XLA, for all
-      other platforms, dtypes and shapes.
+    otherwise: the same function of the six arrays below in XLA, for all other
+      platforms, dtypes and shapes.
     qkv_BQGJC: the fused projection; J = query heads of a group, key, value.
-    square_BQ: mean squares whose roots (with eps) are still to divide its
-      rows, float32, or None.
     k_BGTC, v_BGTC: the caches.
     length_B: their valid rows, which every row of the block sees.
     rope: cosine and sine of the block's positions, float32 [B, Q, 1, C/2].
     norms: scales [C] of the norms of queries and keys, or None.
-    eps: of the norms.
+    eps: of these norms.
     causal: a row of the block sees itself and those before it; else all.
     append: write the block's keys and values behind the valid rows. They are
       written in place; rows past them may be overwritten with anything.
@@ -56,7 +53,7 @@ def block_attention(
     The mixed values [B, Q, G * U * C] of U query heads a group, and the
     caches.
   """
-  args = (qkv_BQGJC, square_BQ, k_BGTC, v_BGTC, length_B, rope, norms)
+  args = (qkv_BQGJC, k_BGTC, v_BGTC, length_B, rope, norms)
   if not supported(qkv_BQGJC, k_BGTC):
     return otherwise(*args)
   kernel = functools.partial(_on_gpu, eps=eps, causal=causal, append=append)
@@ -87,12 +84,12 @@ def _hopper() -> bool:
 
 # One body for all layers: lowered, and compiled, once.
 @functools.partial(jax.jit, static_argnames=('eps', 'causal', 'append'))
-def _on_gpu(qkv, square, k, v, length_B, rope, norms, eps, causal, append):
+def _on_gpu(qkv, k, v, length_B, rope, norms, eps, causal, append):
   B, Q = qkv.shape[:2]
   cos, sin = (x.reshape(B, Q, -1) for x in rope)
   if norms is not None:  # of a drafter in another dtype than its target
     norms = tuple(x.astype(k.dtype) for x in norms)
   return gpu.block_attention(
-    qkv.reshape(B, Q, -1), square, k, v, length_B, cos, sin, norms,
+    qkv.reshape(B, Q, -1), k, v, length_B, cos, sin, norms,
     eps=eps, causal=causal, append=append,
   )  # fmt: skip

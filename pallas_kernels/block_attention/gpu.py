@@ -56,7 +56,6 @@ def _tiled(shape, dtype):
 
 def block_attention(
   qkv_BQJ: jax.Array,
-  square_BQ: jax.Array | None,
   k_BGTC: jax.Array,
   v_BGTC: jax.Array,
   length_B: jax.Array,
@@ -83,7 +82,7 @@ def block_attention(
   dtype, half = k_BGTC.dtype, C // 2
   body = functools.partial(
     _body, rows=rows, Q=Q, G=G, U=U, C=C, splits=splits, eps=eps, causal=causal,
-    append=append, scaled=square_BQ is not None, normed=norms is not None,
+    append=append, normed=norms is not None,
   )  # fmt: skip
   shape = (B, Q, G * U * C)
   out_type = [jax.ShapeDtypeStruct(shape, dtype)]
@@ -93,17 +92,17 @@ def block_attention(
       jax.ShapeDtypeStruct((splits, B, G, TILE), _F32),
     ]
   halves = (_tiled((TILE, half), dtype),) * 2
-  copies = 2 * U + 5 + (square_BQ is None) + 4 * (norms is not None)
   scratch = [
     halves, halves,  # queries, keys
     _tiled((TILE, C), dtype),  # values, then the result
     # What is appended: a row of the cache starts anywhere, so not swizzled.
-    (plgpu.SMEM((TILE, half), dtype),) * 2, plgpu.SMEM((TILE, C), dtype),
+    (plgpu.SMEM((TILE, half), dtype),) * 2,
+    (plgpu.SMEM((S, half), dtype),) * 2,
     (_tiled((TILE, half), _F32),) * 2,  # cosine, sine
     (plgpu.SMEM((half,), dtype),) * 4, plgpu.SMEM((TILE,), _F32),
     (_tiled((_STAGES, TILE, half), dtype),) * 2,
     _tiled((_STAGES, TILE, C), dtype),
-    plgpu.Barrier(num_arrivals=copies),
+    plgpu.Barrier(num_arrivals=2 * U + 7 + 4 * (norms is not None)),
     plgpu.Barrier(num_arrivals=3, num_barriers=_STAGES),
   ]  # fmt: skip
 
@@ -123,7 +122,7 @@ def block_attention(
     name='block_attention',
   )(
     qkv_BQJ, keys, values, length_B, table(cos_BQC), table(sin_BQC),
-    *(() if square_BQ is None else (square_BQ,)), *(norms or ()),
+    *(norms or ()),
   )  # fmt: skip
   mixed = out[0] if splits == 1 else _join(*out, Q=Q, U=U, S=S)
   mixed = mixed[:, :rows]
@@ -145,20 +144,11 @@ def _join(out_NBGRC, lse_NBGR, *, Q, U, S):
   return mixed.transpose(0, 3, 1, 2, 4).reshape(B, Q, -1)
 
 
-def _iota(shape, axis, layout):
-  return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=layout)
-
-
-def _full(shape, value, layout):
-  return plgpu.layout_cast(jnp.full(shape, value, _F32), layout)
-
-
 def _body(
   qkv, keys, values, lengths, cos, sin, *refs,
-  rows, Q, G, U, C, splits, eps, causal, append, scaled, normed,
+  rows, Q, G, U, C, splits, eps, causal, append, normed,
 ):  # fmt: skip
   refs = list(refs)
-  mean_square = refs.pop(0) if scaled else None
   norms = [refs.pop(0) for _ in range(2 * normed)]
   out = refs.pop(0)
   lse = refs.pop(0) if splits > 1 else None
@@ -205,13 +195,14 @@ def _body(
       k_s[h],
       loaded,
     )
+    plgpu.copy_gmem_to_smem(
+      qkv.at[b, pl.ds(start, S), columns(U + 1, h * half, half)],
+      v_new[h],
+      loaded,
+    )
   plgpu.copy_gmem_to_smem(
     qkv.at[b, pl.ds(start, TILE), columns(U + 1)], v_s, loaded
   )
-  if not scaled:
-    plgpu.copy_gmem_to_smem(
-      qkv.at[b, pl.ds(start, S), columns(U + 1)], v_new.at[pl.ds(0, S)], loaded
-    )
   for table, into in ((cos, cos_s), (sin, sin_s)):
     plgpu.copy_gmem_to_smem(table.at[b, pl.ds(start, TILE)], into, loaded)
   for i, into in enumerate(norm_s[: 4 * normed]):
@@ -225,24 +216,12 @@ def _body(
   steps = jnp.maximum(steps, 1)  # the one on its way
   for i in range(1, _STAGES):
     pl.when(i < steps)(lambda i=i: fetch(jnp.int32(i), i))
-  if scaled:
-    # One number a row of a head's slab; the rows past them are not used.
-    slab_row = lax.rem(_iota((TILE,), 0, _WGMMA.reduce(1)), jnp.int32(S))
-    square_of = _full((TILE,), 0.0, _WGMMA.reduce(1))
-    for r in range(rows):
-      square_of = jnp.where(slab_row == r, mean_square[b, r], square_of)
-    factor = lax.rsqrt(square_of + eps)
   plgpu.barrier_wait(loaded)
-
-  def rescaled(x):
-    return x * lax.broadcast_in_dim(factor, x.shape, [0])
 
   turn = load(cos_s, _WGMMA), load(sin_s, _WGMMA)
 
   def rotated(halves, weights):
     left, right = (load(x, _WGMMA).astype(_F32) for x in halves)
-    if scaled:
-      left, right = rescaled(left), rescaled(right)
     if weights:
       square = (left * left + right * right).sum(axis=1)
       scale = lax.rsqrt(square * (1.0 / C) + eps)
@@ -267,10 +246,6 @@ def _body(
   for h in range(2):
     q_s[h][...] = q[h]
     k_s[h][...] = k[h]
-  if scaled:
-    v = rescaled(load(v_s, _WGMMA).astype(_F32)).astype(dtype)
-    v_s[...] = v
-    v_new[...] = v
   plgpu.commit_smem()
   if append:
 
@@ -281,14 +256,15 @@ def _body(
         k_new[h][...] = k[h]
       plgpu.commit_smem()
       for h in range(2):
-        plgpu.copy_smem_to_gmem(
-          k_new[h].at[pl.ds(0, Q)],
-          keys.at[b, g, behind, pl.ds(h * half, half)],
-        )
-      plgpu.copy_smem_to_gmem(v_new.at[pl.ds(0, Q)], values.at[b, g, behind])
+        columns_of = (b, g, behind, pl.ds(h * half, half))
+        for new, cache in ((k_new, keys), (v_new, values)):
+          plgpu.copy_smem_to_gmem(new[h].at[pl.ds(0, Q)], cache.at[columns_of])
 
   scale = C**-0.5 * _LOG2E
-  at_row, at_col = (_iota((TILE, TILE), i, _WGMMA) for i in range(2))
+  at_row, at_col = (
+    plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), i, layout=_WGMMA)
+    for i in range(2)
+  )
 
   def attend(carry, k_halves, v_ref, seen):
     mixed, top, total = carry
@@ -315,10 +291,13 @@ def _body(
     mixed += pl.run_scoped(weighted, plgpu.ACC((TILE, C), _F32))
     return mixed, new_top, total
 
+  def full(shape, value, layout):
+    return plgpu.layout_cast(jnp.full(shape, value, _F32), layout)
+
   carry = (
-    _full((TILE, C), 0.0, _WGMMA),
-    _full((TILE,), -jnp.inf, _WGMMA.reduce(1)),
-    _full((TILE,), 0.0, _WGMMA.reduce(1)),
+    full((TILE, C), 0.0, _WGMMA),
+    full((TILE,), -jnp.inf, _WGMMA.reduce(1)),
+    full((TILE,), 0.0, _WGMMA.reduce(1)),
   )
   seen = at_col < rows
   if causal:
@@ -338,7 +317,7 @@ def _body(
     def _():
       # What lies past the length may be anything, and 0 x NaN is NaN.
       v = load(value_buf.at[slot], _WGMMA)
-      row = _iota(v.shape, 0, _WGMMA)
+      row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=_WGMMA)
       value_buf.at[slot][...] = jnp.where(
         row + here < length, v, jnp.zeros_like(v)
       )

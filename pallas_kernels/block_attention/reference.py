@@ -7,7 +7,6 @@ from jax import lax
 
 def block_attention(
   qkv_BQGJC: jax.Array,
-  square_BQ: jax.Array | None,
   k_BGTC: jax.Array,
   v_BGTC: jax.Array,
   length_B: jax.Array,
@@ -23,8 +22,6 @@ def block_attention(
   T = k_BGTC.shape[2]
   dtype = k_BGTC.dtype
   qkv = qkv_BQGJC.astype(jnp.float32)
-  if square_BQ is not None:
-    qkv = qkv * lax.rsqrt(square_BQ + eps)[..., None, None, None]
   q, k, v = qkv[..., : J - 2, :], qkv[..., J - 2, :], qkv[..., J - 1, :]
   if norms is not None:
     q, k = (

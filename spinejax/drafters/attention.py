@@ -33,7 +33,6 @@ def attend(
   index: int,
   norms: tuple[jax.Array, jax.Array] | None,
   qkv: jax.Array,
-  square: jax.Array | None,
   rope: tuple[jax.Array, jax.Array],
   context: Context,
   place: Place,
@@ -44,24 +43,23 @@ def attend(
     cfg: the drafter's `BackboneConfig`.
     norms: scales of the norms of queries and keys, or None.
     qkv: the layer's fused projection [B, A, K, G, J, C].
-    square: mean squares whose roots are to divide its rows, [B, A, K], or None.
     rope: cosine and sine of the blocks' positions, [B, A, K, 1, C/2].
     context, place: what the blocks look at, and where they sit.
   """
   if place.decoding and cfg.window(index) is None:
-    return _attend_once(cfg, index, norms, qkv, square, rope, context, place)
-  q, k, v = nn.split_qkv(qkv, square, rope, norms, cfg.norm_eps)
+    return _attend_once(cfg, index, norms, qkv, rope, context, place)
+  q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
   seen = _visible(cfg, index, qkv.shape[2], place, context[0].shape[2])
-  return _attend_parts(q, k, v, *context, *seen)
+  how = _attend_fused if nn.has_flash(q) else _attend_parts
+  return how(q, k, v, *context, *seen)
 
 
-def _attend_once(cfg, index, norms, qkv, square, rope, context, place):
+def _attend_once(cfg, index, norms, qkv, rope, context, place):
   """Attention of one block a request: by a kernel, where there is one."""
 
-  def otherwise(qkv, square, k_BGTC, v_BGTC, visible_B, rope, norms):
+  def otherwise(qkv, k_BGTC, v_BGTC, visible_B, rope, norms):
     del visible_B  # the mask has it
-    split = nn.split_qkv(qkv, square, rope, norms, cfg.norm_eps)
-    q, k, v = (x[:, None] for x in split)
+    q, k, v = (x[:, None] for x in nn.split_qkv(qkv, rope, norms, cfg.norm_eps))
     seen_BAKT, seen_KK = _visible(
       cfg, index, qkv.shape[1], place, k_BGTC.shape[2]
     )
@@ -71,9 +69,9 @@ def _attend_once(cfg, index, norms, qkv, square, rope, context, place):
     )  # fmt: skip
     return mixed[:, 0], k_BGTC, v_BGTC
 
-  qkv, square, rope = jax.tree.map(lambda x: x[:, 0], (qkv, square, rope))
   mixed, _, _ = block_attention(
-    otherwise, qkv, square, *context, place.visible_BA[:, 0], rope, norms,
+    otherwise, qkv[:, 0], *context, place.visible_BA[:, 0],
+    jax.tree.map(lambda x: x[:, 0], rope), norms,
     eps=cfg.norm_eps, causal=cfg.is_causal(index), append=False,
   )  # fmt: skip
   return mixed[:, None]
@@ -91,6 +89,29 @@ def _visible(cfg, index, K, place, T):
     seen_BAKT = seen_BAKT & (at_T > position_BAK[..., None] - window)
     seen_KK = seen_KK & (jnp.abs(distance_KK) < window)
   return jnp.broadcast_to(seen_BAKT, (*position_BAK.shape, T)), seen_KK
+
+
+def _attend_fused(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):
+  """`_attend_parts` by cuDNN, whose scores are not written to memory.
+
+  The blocks of a request are one sequence of queries; its keys are the context
+  and all blocks, of which each sees itself.
+  """
+  B, A, K, _, _, C = q.shape
+  keys, values = (
+    jnp.concatenate([old.swapaxes(1, 2), x.reshape(B, A * K, -1, C)], axis=1)
+    for old, x in ((k_BGTC, k), (v_BGTC, v))
+  )
+  own = jnp.kron(jnp.eye(A, dtype=bool), seen_KK)
+  seen = jnp.concatenate(
+    [seen_BAKT.reshape(B, A * K, -1), jnp.broadcast_to(own, (B, *own.shape))],
+    axis=-1,
+  )
+  mixed = jax.nn.dot_product_attention(
+    q.reshape(B, A * K, -1, C), keys, values, mask=seen[:, None],
+    implementation='cudnn',
+  )  # fmt: skip
+  return mixed.reshape(B, A, K, -1)
 
 
 def _attend_parts(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):

@@ -273,10 +273,8 @@ def block_layer(
   """One draft layer: attention over [context, own block], then SwiGLU."""
   position_BAK = place.start_BA[..., None] + jnp.arange(h.shape[2])
   rope = nn.rotary(position_BAK, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
-  qkv, square = nn.fused_qkv(layer, h, cfg.norm_eps)
-  mixed = attend(
-    cfg, index, layer.head_norms, qkv, square, rope, context, place
-  )
+  qkv = nn.fused_qkv(layer, h, cfg.norm_eps)
+  mixed = attend(cfg, index, layer.head_norms, qkv, rope, context, place)
   h = h + nn.dense(mixed, layer.out_DX)
   return h + nn.swiglu(layer, h, cfg.norm_eps)
 

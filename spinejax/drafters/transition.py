@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 from spinejax.sharding import MODEL, mesh_in, partition
 from spinejax.verify.sampling import Sampling, gumbel
 
-_CHUNK = 128
+# Entries of the chunks in which the largest are looked for, stage by stage.
+_CHUNKS = (128, 16)
 
 
 def top_candidates(
@@ -44,26 +45,26 @@ def top_candidates(
 
 
 def _top(logits: jax.Array, count: int) -> jax.Array:
-  """`top_candidates` on one device, in two stages.
+  """`top_candidates` on one device, in stages.
 
   The largest entries lie in the `count` chunks with the largest maxima, so
-  only these are searched: one pass over V for the maxima, in place of a
-  selection over V.
+  only these are searched, chunk by chunk again: one pass over V for the
+  maxima, in place of a selection over V.
   """
   V = logits.shape[-1]
-  if V <= count * _CHUNK:
+  size = next((size for size in _CHUNKS if V > 2 * count * size), None)
+  if size is None:
     return lax.top_k(logits, count)[1]
-  pad = -V % _CHUNK
+  pad = -V % size
   wide = [(0, 0)] * (logits.ndim - 1)
   padded = jnp.pad(logits, [*wide, (0, pad)], constant_values=-jnp.inf)
-  chunks = padded.reshape(*logits.shape[:-1], -1, _CHUNK)
-  _, chunk = lax.top_k(jnp.max(chunks, axis=-1), count)
+  chunks = padded.reshape(*logits.shape[:-1], -1, size)
   # Ascending chunks keep the tie rule of `top_k`: the lowest id first.
-  chunk = jnp.sort(chunk, axis=-1)
+  chunk = jnp.sort(_top(jnp.max(chunks, axis=-1), count), axis=-1)
   kept = jnp.take_along_axis(chunks, chunk[..., None], axis=-2)
-  _, place = lax.top_k(kept.reshape(*kept.shape[:-2], -1), count)
-  chunk = jnp.take_along_axis(chunk, place // _CHUNK, axis=-1)
-  return chunk * _CHUNK + place % _CHUNK
+  place = _top(kept.reshape(*kept.shape[:-2], -1), count)
+  chunk = jnp.take_along_axis(chunk, place // size, axis=-1)
+  return chunk * size + place % size
 
 
 def predecessors(

@@ -155,17 +155,13 @@ def normed_dense(
   and the scaled rows, in one pass of x, and divides in what reads the product.
   float32 is for exactness: there all row counts share one formula.
   """
-  if not _divides_later(x, weight):
+  rows, dtypes = x.size // x.shape[-1], {x.dtype, weight.dtype}
+  if rows > _FEW_ROWS or dtypes != {jnp.dtype(jnp.bfloat16)}:
     return dense(rms_norm(x, scale_D, eps), weight)
+  inverse = _inverse_rms(x, eps)
   y = dense(x * scale_D, weight, dtype=jnp.float32)
   wide = (*x.shape[:-1], *(1,) * (weight.ndim - 1))
-  return (y * _inverse_rms(x, eps).reshape(wide)).astype(x.dtype)
-
-
-def _divides_later(x: jax.Array, weight: jax.Array) -> bool:
-  dtypes = {x.dtype, weight.dtype}
-  few = x.size <= _FEW_ROWS * x.shape[-1]
-  return few and dtypes == {jnp.dtype(jnp.bfloat16)}
+  return (y * inverse.reshape(wide)).astype(x.dtype)
 
 
 def rotary(
@@ -187,29 +183,14 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def fused_qkv(
-  layer: LayerParams, h: jax.Array, eps: float
-) -> tuple[jax.Array, jax.Array | None]:
-  """Queries, key and value of every group, [..., G, J, C], of h [..., D].
-
-  Also the mean squares of the rows of h, float32 [...], if their roots are
-  still to divide the result: a kernel that reads it does that on the way.
-  """
-  scale_D, weight = layer.attn_norm_D, layer.qkv_GJCD
-  if layer.qkv_bias_GJC is not None:
-    qkv = normed_dense(h, scale_D, eps, weight) + layer.qkv_bias_GJC
-    return qkv, None
-  if not _divides_later(h, weight):
-    return normed_dense(h, scale_D, eps, weight), None
-  h32 = h.astype(jnp.float32)
-  # The factor inside: a product behind the sum would be a kernel of its own.
-  mean_square = jnp.sum(h32 * h32 * (1 / h.shape[-1]), axis=-1)
-  return dense(h * scale_D, weight), mean_square
+def fused_qkv(layer: LayerParams, h: jax.Array, eps: float) -> jax.Array:
+  """Queries, key and value of every group, [..., G, J, C], of h [..., D]."""
+  qkv = normed_dense(h, layer.attn_norm_D, eps, layer.qkv_GJCD)
+  return qkv if layer.qkv_bias_GJC is None else qkv + layer.qkv_bias_GJC
 
 
 def split_qkv(
   qkv: jax.Array,
-  mean_square: jax.Array | None,
   rope: tuple[jax.Array, jax.Array],
   norms: tuple[jax.Array, jax.Array] | None,
   eps: float,
@@ -218,9 +199,6 @@ def split_qkv(
 
   Queries and keys are normalised (if there are norms) and rotated.
   """
-  if mean_square is not None:
-    scale = lax.rsqrt(mean_square + eps)[..., None, None, None]
-    qkv = (qkv * scale).astype(qkv.dtype)
   q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
   if norms is not None:
     q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
@@ -268,6 +246,15 @@ def _attend(q, k_BGTC, v_BGTC, seen_BQT):
   return mixed.reshape(B, Q, -1)
 
 
+def has_flash(q: jax.Array) -> bool:
+  """Whether cuDNN's fused attention takes q: bfloat16, on one GPU.
+
+  JAX looks for cuDNN while it traces, so the platform is asked for then.
+  """
+  one_gpu = jax.default_backend() == 'gpu' and mesh_in(q) is None
+  return one_gpu and q.dtype == jnp.bfloat16
+
+
 def attend_causally(
   q: jax.Array, k_BTGC: jax.Array, v_BTGC: jax.Array
 ) -> jax.Array:
@@ -280,8 +267,7 @@ def attend_causally(
     [B, T, H * C].
   """
   B, T, _, _, C = q.shape
-  # JAX looks for cuDNN while it traces, so the platform is asked for here.
-  if q.dtype == jnp.bfloat16 and jax.default_backend() == 'gpu':
+  if has_flash(q):
     return jax.nn.dot_product_attention(
       q.reshape(B, T, -1, C), k_BTGC, v_BTGC, is_causal=True,
       implementation='cudnn',

@@ -129,15 +129,15 @@ def forward(
   seen_BQT = jnp.arange(cache.capacity) <= position_BQ[..., None]
   keys, values = [], []
 
-  def in_xla(qkv, square_BQ, k_BGTC, v_BGTC, length_B, rope, norms):
-    q, k, v = nn.split_qkv(qkv, square_BQ, rope, norms, cfg.norm_eps)
+  def in_xla(qkv, k_BGTC, v_BGTC, length_B, rope, norms):
+    q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
     k_BGTC = append_rows(k_BGTC, k, length_B)
     v_BGTC = append_rows(v_BGTC, v, length_B)
     return nn.attend(q, k_BGTC, v_BGTC, seen_BQT), k_BGTC, v_BGTC
 
-  def attend(layer, i, qkv, square_BQ):
+  def attend(layer, i, qkv):
     mixed, k, v = block_attention(
-      in_xla, qkv, square_BQ, cache.k[i], cache.v[i], cache.length_B, rope,
+      in_xla, qkv, cache.k[i], cache.v[i], cache.length_B, rope,
       layer.head_norms, eps=cfg.norm_eps, causal=True, append=True,
     )  # fmt: skip
     keys.append(k)
@@ -164,10 +164,9 @@ def read(
   position_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
   rope = nn.rotary(position_BT, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
 
-  def attend(layer, i, qkv, square_BT):
+  def attend(layer, i, qkv):
     del i
-    norms = layer.head_norms
-    q, k, v = nn.split_qkv(qkv, square_BT, rope, norms, cfg.norm_eps)
+    q, k, v = nn.split_qkv(qkv, rope, layer.head_norms, cfg.norm_eps)
     return nn.attend_causally(q, k, v)
 
   return _layers(cfg, params, tokens_BT, taps, attend)
@@ -178,7 +177,7 @@ def _layers(cfg, params, tokens_BQ, taps, attend):
   h = jnp.take(params.embed_VD, tokens_BQ, axis=0, mode='clip')
   tapped = [h] if -1 in taps else []
   for i, layer in enumerate(params.layers):
-    mixed = attend(layer, i, *nn.fused_qkv(layer, h, cfg.norm_eps))
+    mixed = attend(layer, i, nn.fused_qkv(layer, h, cfg.norm_eps))
     h = h + nn.dense(mixed, layer.out_DX)
     h = h + nn.swiglu(layer, h, cfg.norm_eps)
     if i in taps:

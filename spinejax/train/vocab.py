@@ -143,27 +143,29 @@ def _chunked(cfg, candidates, head_VD, trained: Trained, aims: Aims):
 
 def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
   """(value, terms), gradient of the rows and of up_VE, of one chunk."""
-  base, uncap = jax.vjp(
-    functools.partial(backbone.cap, cfg),
-    nn.dense(rows.hidden_ND, head_VD, dtype=jnp.float32),
+  # Logits are kept in the dtype of the weights, as torch trainers keep them:
+  # to write and read them is what a chunk's time goes into.
+  logits, uncap = jax.vjp(
+    functools.partial(backbone.cap, cfg), nn.dense(rows.hidden_ND, head_VD)
   )
-  logits = base
   if up_VE is not None:
-    logits = base + nn.dense(rows.low_NE, up_VE, dtype=jnp.float32)
+    logits += nn.dense(rows.low_NE, up_VE)
   ids = top_candidates(logits, candidates)
-  scores = jnp.take_along_axis(logits, ids, axis=-1)
+  scores = _at(logits, ids)
   q, log_total = _law(logits, scores[:, :1])
   at_label = aims.label_N[:, None]
-  ce_N = (log_total - jnp.take_along_axis(logits, at_label, axis=-1))[:, 0]
+  ce_N = (log_total - _at(logits, at_label))[:, 0]
   value = jnp.sum(aims.ce_weight_N * ce_N)
   hit = jnp.arange(logits.shape[-1]) == at_label
   # d CE / d logits = q - [label]
   d_logits = aims.ce_weight_N[:, None] * (q - hit)
   l1_N = teacher_NC = None
   if aims.teacher_ND is not None:
-    teacher = nn.dense(aims.teacher_ND, head_VD, dtype=jnp.float32)
-    p, _ = _law(teacher, jnp.max(teacher, axis=-1, keepdims=True))
-    teacher_NC = jnp.take_along_axis(p, ids, axis=-1)
+    teacher = nn.dense(aims.teacher_ND, head_VD)
+    top = jnp.max(teacher, axis=-1, keepdims=True).astype(jnp.float32)
+    p, log_p_total = _law(teacher, top)
+    # Not taken from p, which would then be written out.
+    teacher_NC = jnp.exp(_at(teacher, ids) - log_p_total)
     l1_N = jnp.sum(jnp.abs(q - p), axis=-1)
     value += jnp.sum(aims.l1_weight_N * l1_N)
     # d L1 / d logits = q (s - <s, q>), s = sign(q - p)
@@ -175,7 +177,7 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
     """d table, in the table's dtype: mixed products miss the tensor cores."""
     return nn.einsum('nv,vd->nd', d.astype(table.dtype), table)
 
-  (d_base,) = uncap(d_logits)
+  (d_base,) = uncap(d_logits.astype(logits.dtype))
   d_rows, d_up_VE = Trained(back(d_base, head_VD)), None
   if up_VE is not None:
     d_rows = dataclasses.replace(d_rows, low_NE=back(d_logits, up_VE))
@@ -186,8 +188,14 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
   return (value, Terms(ce_N, l1_N, ids, scores, teacher_NC)), d_rows, d_up_VE
 
 
+def _at(logits: jax.Array, ids: jax.Array) -> jax.Array:
+  """The logits of some ids, float32."""
+  return jnp.take_along_axis(logits, ids, axis=-1).astype(jnp.float32)
+
+
 def _law(logits: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """softmax(logits), and log of the sum of exponentials, kept axis."""
+  """softmax(logits), and log of the sum of exponentials, float32."""
+  logits = logits.astype(jnp.float32)
   log_total = top + jnp.log(
     jnp.sum(jnp.exp(logits - top), axis=-1, keepdims=True)
   )

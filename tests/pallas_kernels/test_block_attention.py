@@ -23,7 +23,6 @@ class Case:
   lengths: tuple[int, ...]
   groups: int = 2
   capacity: int = 192
-  scaled: bool = False
   normed: bool = False
   causal: bool = True
   append: bool = True
@@ -32,10 +31,10 @@ class Case:
 
 CASES = (
   # One row, an empty context, and one that ends a tile.
-  Case(1, 4, 128, (0, 100, 64), scaled=True, normed=True),
+  Case(1, 4, 128, (0, 100, 64), normed=True),
   Case(16, 4, 128, (130, 1), normed=True),
   # Rows that fill no swizzle row; heads that leave the tile part empty.
-  Case(9, 3, 64, (65, 127), capacity=256, scaled=True),
+  Case(9, 3, 64, (65, 127), capacity=256),
   # A draft block: all of it is seen, nothing is appended.
   Case(8, 3, 64, (192, 7), causal=False, append=False),
   Case(4, 2, 64, (70,), capacity=128, splits=1),
@@ -45,7 +44,7 @@ CASES = (
 
 
 def arrays(case: Case, poison: float = 0.0):
-  keys = iter(jax.random.split(jax.random.key(1), 7))
+  keys = iter(jax.random.split(jax.random.key(1), 6))
   batch, dtype = len(case.lengths), jnp.bfloat16
   length_B = jnp.array(case.lengths, jnp.int32)
   shape = (batch, case.groups, case.capacity, case.head_dim)
@@ -67,12 +66,9 @@ def arrays(case: Case, poison: float = 0.0):
     .astype(dtype)
     for _ in range(2)
   )  # fmt: skip
-  square = jax.random.uniform(
-    next(keys), (batch, case.rows), minval=0.5, maxval=2.0
-  )
   return (
-    qkv, square if case.scaled else None, k, v, length_B,
-    (jnp.cos(angle), jnp.sin(angle)), norms if case.normed else None,
+    qkv, k, v, length_B, (jnp.cos(angle), jnp.sin(angle)),
+    norms if case.normed else None,
   )  # fmt: skip
 
 
@@ -101,10 +97,10 @@ def interpreted(monkeypatch):
 
 def run(case: Case, given, monkeypatch):
   monkeypatch.setattr(gpu, 'splits_for', lambda groups: case.splits)
-  qkv, square, k, v, length_B, rope, norms = given
+  qkv, k, v, length_B, rope, norms = given
   batch = len(case.lengths)
   return gpu.block_attention(
-    qkv.reshape(batch, case.rows, -1), square, k, v, length_B,
+    qkv.reshape(batch, case.rows, -1), k, v, length_B,
     *(x.reshape(batch, case.rows, -1) for x in rope), norms,
     eps=EPS, causal=case.causal, append=case.append,
   )  # fmt: skip
@@ -180,7 +176,7 @@ def test_elsewhere_the_caller_decides():
   size = case.groups * case.heads * case.head_dim
   mine = jnp.full((len(case.lengths), case.rows, size), 7, jnp.bfloat16)
   attend = functools.partial(
-    api.block_attention, lambda *args: (mine, *args[2:4]), *given,
+    api.block_attention, lambda *args: (mine, *args[1:3]), *given,
     eps=EPS, causal=True, append=True,
   )  # fmt: skip
   np.testing.assert_array_equal(jax.jit(attend)()[0], mine)
