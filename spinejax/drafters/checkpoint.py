@@ -19,7 +19,8 @@ from spinejax.drafters.files import (
   read_settings,
   write_files,
 )
-from spinejax.drafters.layout import LAYOUTS, Tensors, is_finite, layout_of
+from spinejax.drafters.layout import Tensors, is_finite
+from spinejax.drafters.layouts import LAYOUTS, layout_of
 from spinejax.errors import InputError
 from spinejax.target.hf_dir import SafetensorsDir
 from spinejax.target.loading import Target
@@ -160,7 +161,7 @@ def model_settings(
   """The published config.json."""
   layout = LAYOUTS[model.drafter.name]
   settings = {
-    'architectures': [layout.architecture],
+    'architectures': [layout.architectures[0]],
     **layout.settings(model.drafter.cfg),
     'dtype': str(tensors['fc.weight'].dtype),
   }

@@ -32,15 +32,13 @@ def propose(
   cfg, params, view, cache, history, anchor_B, keys_B, sampling
 ) -> Proposal:
   """Every slot on its own: the argmax, or a sample with its dense law."""
-  place = Place(
-    history.length_B[:, None] - 1, cache.length_B[:, None], decoding=True
-  )
-  context = list(zip(cache.k, cache.v, strict=True))
+  context, place = backbone.at_anchor(cache, history)
   hidden_BAKD = hidden_states(
     cfg, params, view.embed_VD, anchor_B[:, None], context, place
   )
   with jax.named_scope('select'):
-    logits_BSV = backbone.logits_of(cfg, hidden_BAKD[:, 0, 1:], view.head_VD)
+    hidden_BSD = backbone.proposing(cfg, hidden_BAKD)[:, 0]
+    logits_BSV = backbone.logits_of(cfg, hidden_BSD, view.head_VD)
     if sampling.greedy:
       return Proposal.certain(jnp.argmax(logits_BSV, -1).astype(jnp.int32))
     q_BSV = law(logits_BSV, sampling)

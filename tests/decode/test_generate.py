@@ -10,7 +10,7 @@ import pytest
 
 from spinejax.decode.generate import generate
 from spinejax.decode.loop import capacity_bucket
-from spinejax.drafters import dspine
+from spinejax.drafters import backbone
 from spinejax.drafters.loading import ngram_model, plain_model
 from spinejax.target.memory import PREFILL_CHUNK
 from spinejax.target.model import forward, init_cache, unembed
@@ -37,7 +37,7 @@ def oracle(**config):
 def lagging_extend(cfg, params, cache, features_BKP, count_B):
   """Takes in nothing for every other request."""
   count_B = jnp.where(jnp.arange(len(count_B)) % 2 == 0, 0, count_B)
-  return dspine.extend(cfg, params, cache, features_BKP, count_B)
+  return backbone.extend_backbone(cfg, params, cache, features_BKP, count_B)
 
 
 def lagging_model():

@@ -13,6 +13,7 @@ from spinejax.drafters import (
   DraftModel,
   backbone,
   dflash,
+  dflash2,
   dspine,
   load_drafter,
   write_bundle,
@@ -29,6 +30,7 @@ quick_jit = functools.partial(
   static_argnums=0,
   compiler_options={'xla_backend_optimization_level': 0},
 )
+ATOL = 5e-5
 CARD = {'target': 'tiny', 'steps': 12, 'tokens_per_round': {'chat': 2.5}}
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'drafters'
 
@@ -141,10 +143,40 @@ def make_target(embed_VD: np.ndarray, head_VD: np.ndarray) -> Target:
 @functools.cache
 def load_run(name: str) -> Run:
   path = GOLDEN / name
-  tables = load_file(path / 'target.safetensors')
-  embed_VD = tables['model.embed_tokens.weight']
+  if (path / 'target.safetensors').exists():
+    tables = load_file(path / 'target.safetensors')
+    embed_VD = tables['model.embed_tokens.weight']
+  else:  # DeepSpec's checkpoints hold copies
+    tables = load_file(path / 'model.safetensors')
+    embed_VD = tables['embed_tokens.weight']
   target = make_target(embed_VD, tables.get('lm_head.weight', embed_VD))
   return Run(path, target, load_drafter(path, target))
+
+
+def rounds_of(run: Run):
+  """The recorded rounds, each with the cache after its rows are taken in."""
+  expected, cache = run.recorded('serve'), run.cache()
+  for i in (1, 2):
+    want = {
+      k.removeprefix(f'round{i}.'): v
+      for k, v in expected.items()
+      if k.startswith(f'round{i}.')
+    }
+    cache = run.extend(cache, want['pending_features'])
+    start = int(want['start_position'])
+    assert cache.length_B[0] == start
+    for part, rows in (('keys', cache.k), ('values', cache.v)):
+      if f'draft_cache_{part}' in want:
+        np.testing.assert_allclose(
+          np.stack(rows)[:, 0, :, :start],
+          want[f'draft_cache_{part}'],
+          atol=ATOL,
+        )
+    np.testing.assert_array_equal(
+      [[*want['anchor_id'], *[run.cfg.mask_id] * (run.cfg.block - 1)]],
+      want['block_ids'],
+    )
+    yield want, cache, start
 
 
 def context_of(cache: DraftCache) -> list[backbone.Context]:
@@ -160,6 +192,19 @@ def place_of(cache: DraftCache, start) -> Place:
 
 
 flash_hidden = quick_jit(dflash.hidden_states)
+flash2_hidden = quick_jit(dflash2.hidden_states)
+
+
+def hidden_of(run: Run, want, cache, start, hidden=flash_hidden) -> jax.Array:
+  """States of a recorded round's block, [1, A, K, D] with A = 1."""
+  return hidden(
+    run.cfg,
+    run.params,
+    run.embed_VD,
+    want['anchor_id'][:, None],
+    context_of(cache),
+    place_of(cache, start),
+  )
 
 
 @functools.partial(quick_jit, static_argnames='replace_layers')

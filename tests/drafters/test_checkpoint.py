@@ -18,7 +18,13 @@ from spinejax.errors import InputError
 from spinejax.target.config import RopeScaling
 from tests.drafters.runs import GOLDEN, load_run, make_target
 
-NAMES = ('dflash-b6', 'dflash-sliding', 'dspine-b6', 'dspine-separate-codes')
+NAMES = (
+  'dflash-b6',
+  'dflash-sliding',
+  'dflash2-b6',
+  'dspine-b6',
+  'dspine-separate-codes',
+)
 
 
 @pytest.fixture
@@ -243,11 +249,11 @@ REFUSED = [
   ),
   (
     'dflash-b6',
-    {'architectures': ['DSparkDraftModel']},
+    {'architectures': ['EagleDraftModel']},
     {},
     [],
-    r"architectures \['DSparkDraftModel'\] are not supported; expected one of "
-    'DFlashDraftModel, DSpineDraftModel',
+    r"architectures \['EagleDraftModel'\] are not supported; expected one of "
+    'DFlashDraftModel, DFlash2DraftModel, ',
   ),
   ('dflash-b6', {'architectures': None}, {}, [], r'architectures \[\] are not'),
   ('dflash-b6', {'hidden_size': None}, {}, [], "'hidden_size' is missing"),
