@@ -20,6 +20,8 @@ from spinejax.drafters.base import (
 from spinejax.drafters.bundle import read_bundle, write_bundle
 from spinejax.drafters.checkpoint import read_checkpoint, write_checkpoint
 from spinejax.drafters.dflash2 import DFlash2Config, DFlash2Params
+from spinejax.drafters.domino import DominoConfig, DominoParams
+from spinejax.drafters.dspark import DSparkConfig, DSparkParams
 from spinejax.drafters.dspine import DSpineConfig, DSpineParams
 from spinejax.drafters.files import check_destination
 from spinejax.drafters.loading import (
@@ -35,9 +37,13 @@ __all__ = [
   'BackboneParams',
   'DFlash2Config',
   'DFlash2Params',
+  'DSparkConfig',
+  'DSparkParams',
   'DSpineConfig',
   'DSpineParams',
   'Dense',
+  'DominoConfig',
+  'DominoParams',
   'DraftModel',
   'Drafter',
   'Proposal',

@@ -1,8 +1,9 @@
 """Drafters in the published checkpoint layouts.
 
-Read: z-lab's DFlash directories, SpecForge's DSpine, and the DSpine authors'
-release, whose config is nested and whose token codes lie in a file of their
-own. Written: the first two.
+Read: z-lab's DFlash and DFlash2, SpecForge's Domino, DSpark and DSpine,
+DeepSpec's DSpark, and the DSpine authors' release, whose config is nested and
+whose token codes lie in a file of their own. Written: all but the last two,
+which become SpecForge's.
 """
 
 import pathlib
@@ -21,6 +22,7 @@ from spinejax.drafters.files import (
 )
 from spinejax.drafters.layout import Tensors, is_finite
 from spinejax.drafters.layouts import LAYOUTS, layout_of
+from spinejax.drafters.layouts.dspark import COPIES
 from spinejax.errors import InputError
 from spinejax.target.hf_dir import SafetensorsDir
 from spinejax.target.loading import Target
@@ -44,13 +46,16 @@ def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
   hf = hf['config'] if isinstance(hf.get('config'), dict) else hf
   files = SafetensorsDir(path)
 
+  # Early exports of SpecForge keep the heads under this name.
+  stored = {name.removeprefix('logit_head.'): name for name in files.where}
+
   def get(name: str) -> np.ndarray:
-    if name == 'transfer_codes' and name not in files.where:
+    if name == 'transfer_codes' and name not in stored:
       return _separate_codes(path)
-    return files(name)
+    return files(stored.get(name, name))
 
   # A flag of SpecForge: false until the codes have been computed.
-  names = set(files.where) - {'transfer_ready'}
+  names = set(stored) - {'transfer_ready'}
   if 'transfer_ready' in files.where and not files('transfer_ready').all():
     raise InputError(
       f'{path.name}: transfer_ready is false: the checkpoint was saved before '
@@ -85,7 +90,25 @@ def read_model(
     DraftModel(drafter, **fields).check(target)
   model = DraftModel(drafter, layout.params(tensors, cfg), **fields)
   tensors.finish()
+  if target is not None:
+    _check_copies(tensors, target)
   return model
+
+
+def _check_copies(tensors: Tensors, target: Target) -> None:
+  """Refuses copies of the target's tables that are not the target's."""
+  tables = (target.params.embed_VD, target.head_VD)
+  for name, table in zip(COPIES, tables, strict=True):
+    if name not in tensors:
+      continue
+    copy, table = tensors(name, table.shape), np.asarray(table)
+    # What one of them was stored in may be narrower than the other's dtype.
+    narrow = min(copy.dtype, table.dtype, key=lambda dtype: dtype.itemsize)
+    if not np.array_equal(copy.astype(narrow), table.astype(narrow)):
+      raise InputError(
+        f'{tensors.source}: tensor {name!r} is not that of {target.name}: '
+        'the drafter was trained for another target'
+      )
 
 
 def _separate_codes(path: pathlib.Path) -> np.ndarray:
@@ -120,7 +143,7 @@ def write_checkpoint(
 
   Args:
     path: directory, made if need be; other files in it stay.
-    model: DFlash or DSpine.
+    model: any drafter with weights.
     target: states `num_target_layers` and `max_position_embeddings`, which
       some readers insist on.
 

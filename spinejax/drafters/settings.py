@@ -12,7 +12,7 @@ from spinejax.errors import InputError
 from spinejax.target.config import RopeScaling, rope_of_hf
 
 # What SGLang calls the layout in which the anchor's slot proposes too.
-ANCHOR_FIRST = ('sample_from_anchor', 'query_zero_predicts_next')
+_ANCHOR_FIRST = ('sample_from_anchor', 'query_zero_predicts_next')
 _SLIDING, _FULL = 'sliding_attention', 'full_attention'
 
 
@@ -80,7 +80,7 @@ def backbone_config(
   if hf.get('attention_bias'):
     raise InputError('attention_bias true is not supported')
   if anchor_first is None:
-    anchor_first = any(both.boolean(name) for name in ANCHOR_FIRST)
+    anchor_first = any(both.boolean(name) for name in _ANCHOR_FIRST)
   layers, width = top.integer('num_hidden_layers'), top.integer('hidden_size')
   heads = top.integer('num_attention_heads')
   taps = both.get('target_layer_ids')
@@ -139,7 +139,7 @@ def _windows(top: Fields, layers: int) -> tuple[int | None, ...] | None:
 
 
 def backbone_settings(cfg: BackboneConfig) -> dict[str, Any]:
-  """The inverse of `backbone_config`.
+  """The inverse of `backbone_config`, but for the slot layout.
 
   Raises:
     InputError: the published layout has no words for this config.
@@ -160,8 +160,6 @@ def backbone_settings(cfg: BackboneConfig) -> dict[str, Any]:
     own['output_multiplier'] = cfg.output_multiplier
   if cfg.softcap is not None:
     own['final_logit_softcapping'] = cfg.softcap
-  if cfg.anchor_first:
-    own[ANCHOR_FIRST[0]] = True
   settings = {
     'model_type': 'qwen3',
     'vocab_size': cfg.vocab,
@@ -195,3 +193,9 @@ def backbone_settings(cfg: BackboneConfig) -> dict[str, Any]:
   if cfg.causal is not None:
     settings['is_causal'] = cfg.causal
   return settings
+
+
+def slot_layout_settings(cfg: BackboneConfig) -> dict[str, Any]:
+  """Fields of `dflash_config` that state the slot layout, for methods that may
+  have either."""
+  return {_ANCHOR_FIRST[0]: True} if cfg.anchor_first else {}

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from spinejax.drafters import backbone, dflash2
 from spinejax.drafters.transition import predecessors, top_candidates, walk
-from spinejax.verify.sampling import Sampling, Stream, round_keys
+from spinejax.verify.sampling import Sampling
 from tests.drafters.runs import (
   ATOL,
   Run,
+  assert_drawn_from,
   context_of,
   flash2_hidden,
   flash_hidden,
@@ -22,6 +22,7 @@ from tests.drafters.runs import (
   logits_of,
   place_of,
   rounds_of,
+  sampled,
 )
 
 RNG = np.random.default_rng(0)
@@ -157,42 +158,29 @@ def test_selection_from_the_table_is_sequential(run):
 
 
 def test_samples_with_the_law_that_it_states(run):
-  B = 1000
   want, _, start = next(rounds_of(run))
-  cache = run.cache(np.repeat(want['pending_features'], B, axis=0))
-  keys_B = round_keys(
-    jnp.arange(B, dtype=jnp.uint32), jnp.zeros(B, int), Stream.DRAFT
-  )
-  sampling = dataclasses.replace(
-    Sampling.make(B, 0.7), temperature_B=jnp.full(B, 0.7).at[0].set(0)
-  )
-  found = run.propose(
-    cache, np.repeat(want['anchor_id'], B), start, sampling, keys_B
-  )
+  found = sampled(run, want, start, 0.7, batch=1000)
   np.testing.assert_array_equal(found.tokens_BS[0], want['greedy_walk'][0])
-  # Each slot by the row of the token before it.
-  ids, q = want['candidates'][0], want['selector_q_T0.7'][0].astype(np.float64)
-  tokens_BS = np.asarray(found.tokens_BS[1:])
-  cases = [(0, tokens_BS[:, 0], q[0, 0])]
-  for j in range(1, run.cfg.slots):
-    i = np.argmax(np.bincount(tokens_BS[:, j - 1], minlength=97)[ids[j - 1]])
-    same = tokens_BS[:, j - 1] == ids[j - 1, i]
-    cases.append((j, tokens_BS[same, j], q[j, i]))
-  for j, drawn, law in cases:
-    seen = np.array([(drawn == t).sum() for t in ids[j]])
-    assert seen.sum() == len(drawn) > 200
-    few = law * len(drawn) < 5
-    seen = np.append(seen[~few], seen[few].sum())
-    law = np.append(law[~few], law[few].sum())
-    seen, law = seen[law > 0], law[law > 0]
-    fit = stats.chisquare(seen, law / law.sum() * len(drawn))
-    assert np.isnan(fit.pvalue) or fit.pvalue > 1e-3
-  # The stated law is that row.
-  order = np.argsort(ids[0])
-  found_order = np.argsort(found.law.ids_BSN[1, 0])
-  np.testing.assert_allclose(
-    found.law.probs_BSN[1, 0][found_order], q[0, 0][order], atol=1e-5
-  )
+  ids_BSN, probs_BSN = found.law.ids_BSN, found.law.probs_BSN
+  same = ids_BSN[0] == found.tokens_BS[0][:, None]
+  np.testing.assert_array_equal(np.sum(same * probs_BSN[0], axis=-1), 1)
+  # Each slot by the row of the token before it; the commonest is tested.
+  ids, q = want['candidates'][0], want['selector_q_T0.7'][0]
+  tokens_BS = np.asarray(found.tokens_BS)
+  for j in range(run.cfg.slots):
+    chosen, i = np.arange(1, 1000), 0
+    if j:
+      before_B = tokens_BS[1:, j - 1]
+      i = np.argmax([np.sum(before_B == t) for t in ids[j - 1]])
+      chosen = 1 + np.flatnonzero(before_B == ids[j - 1, i])
+    assert len(chosen) > 200
+    law_V = np.zeros(run.cfg.vocab)
+    law_V[ids[j]] = q[j, i]
+    one = chosen[0]
+    np.testing.assert_allclose(
+      probs_BSN[one, j], law_V[ids_BSN[one, j]], atol=1e-5
+    )
+    assert_drawn_from(tokens_BS[chosen, j], law_V)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from spinejax.drafters.settings import (
   backbone_config,
   backbone_settings,
   section,
+  slot_layout_settings,
 )
 
 _SELECTOR = 'candidate_selector.'
@@ -43,7 +44,7 @@ def _config(
 
 def _settings(cfg: DFlash2Config) -> dict[str, Any]:
   settings = backbone_settings(cfg)
-  settings['dflash_config'] |= {
+  settings['dflash_config'] |= slot_layout_settings(cfg) | {
     'conv_kernel_size': cfg.conv_taps,
     'conv_group_size': cfg.conv_group,
     'selector_rank': cfg.selector_rank,
