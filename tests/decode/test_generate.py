@@ -84,6 +84,23 @@ def test_greedy_output_is_that_of_plain_decoding(family, draft):
   assert got == truth(family)
 
 
+@pytest.mark.parametrize(
+  'name',
+  (
+    'dflash2',
+    'domino',
+    'domino-unshifted',
+    'dspark-vanilla',
+    'dspark-rnn',
+    'dflash-anchor-first',
+  ),
+)
+def test_greedy_output_with_the_other_drafters(name):
+  draft = toy.other_model(name)
+  assert draft.drafter.slots == SLOTS
+  assert toy.answers(toy.target(), draft, PROMPTS) == truth()
+
+
 def test_accepted_runs_of_every_length_leave_the_output_as_it_is():
   done = toy.decode(toy.target(), oracle(), PROMPTS)
   assert toy.tokens_of(done) == truth()

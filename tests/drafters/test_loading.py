@@ -10,6 +10,7 @@ import pytest
 
 from spinejax.drafters import load_drafter, loading
 from spinejax.errors import InputError
+from tests.drafters.runs import load_run
 
 
 def test_loading_by_name(flash):
@@ -45,6 +46,17 @@ def test_loaded_weights_take_dtype_and_block(flash):
   assert load_drafter(flash.path, flash.target).drafter == flash.model.drafter
   with pytest.raises(InputError, match='block = 1 leaves no slot'):
     load_drafter(flash.path, flash.target, block=1)
+
+
+def test_block_counts_the_rows_that_are_verified():
+  for name, own in (('dflash2-b6', 6), ('domino-b6', 7), ('dspark-rnn', 6)):
+    run = load_run(name)
+    assert run.model.drafter.slots == own - 1
+    for rows in (2, 4, own):
+      drafter = load_drafter(run.path, run.target, block=rows).drafter
+      assert drafter.slots == rows - 1
+      assert drafter.cfg.block == rows - drafter.cfg.anchor_first
+    assert drafter == run.model.drafter
 
 
 @pytest.mark.parametrize(
