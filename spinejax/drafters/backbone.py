@@ -152,6 +152,11 @@ class BackboneConfig:
     """Proposals of a block, S."""
     return self.block if self.anchor_first else self.block - 1
 
+  @property
+  def head_weights(self) -> int:
+    """Weights of what a method adds to the backbone."""
+    return 0
+
   def of_rows(self, rows: int) -> 'BackboneConfig':
     """The same drafter for rounds that verify `rows` rows: the anchor and
     rows - 1 proposals."""

@@ -48,6 +48,11 @@ def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
 
   # Early exports of SpecForge keep the heads under this name.
   stored = {name.removeprefix('logit_head.'): name for name in files.where}
+  if len(stored) < len(files.where):
+    raise InputError(
+      f'{path.name}: a tensor is there both with and without the prefix '
+      "'logit_head.'"
+    )
 
   def get(name: str) -> np.ndarray:
     if name == 'transfer_codes' and name not in stored:

@@ -63,6 +63,12 @@ class DFlash2Config(BackboneConfig):
     if self.qkv_bias:
       raise InputError('qkv_bias = True: DFlash2 projects without bias')
 
+  @property
+  def head_weights(self) -> int:
+    D, R = self.width, self.selector_rank
+    conv = 2 * self.conv_taps * D * (1 + D // self.conv_group)
+    return 2 * self.layers * conv + R * (2 * self.vocab + D)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

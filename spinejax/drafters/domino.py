@@ -49,6 +49,11 @@ class DominoConfig(BackboneConfig):
     backbone.check_integers(self, 'emb_dim', 'gru_dim')
     backbone.check_integers(self, 'pure_draft_prefix_len', least=0)
 
+  @property
+  def head_weights(self) -> int:
+    D, E, Z = self.width, self.emb_dim, self.gru_dim
+    return 3 * Z * (D + Z) + E * (D + Z + self.vocab)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

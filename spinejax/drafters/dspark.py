@@ -74,6 +74,13 @@ class DSparkConfig(BackboneConfig):
     ]
 
   @property
+  def head_weights(self) -> int:
+    outputs, inputs = self.mix_shape or (0, 0)
+    confidence = self.confidence * (self.confidence_inputs + 1)
+    tables = 2 * self.vocab * self.markov_rank
+    return tables + outputs * (inputs + 1) + confidence
+
+  @property
   def confidence_inputs(self) -> int:
     """Inputs of the confidence head."""
     return self.width + self.confidence_with_markov * self.markov_rank

@@ -275,6 +275,9 @@ def test_early_exports_keep_heads_under_another_name(copied, name, heads):
   found = read_checkpoint(path)
   assert found.drafter == expected.drafter
   assert_same(found.params, expected.params)
+  path = copied(name, {}, {f'logit_head.{k}': v for k, v in old.items()})
+  with pytest.raises(InputError, match='both with and without the prefix'):
+    read_checkpoint(path)
 
 
 @pytest.mark.parametrize('name', ['embed_tokens.weight', 'lm_head.weight'])
