@@ -5,15 +5,18 @@ Every array name ends in its axes: `logits_BKV` is [batch, block row, vocab].
   A  anchors of a training sequence      N  candidates of one proposal
   B  batch (requests)                    P  tapped features, taps x D
   C  width of one attention head         Q  query rows of a forward pass
-  D  model width                         R  transfer rank
-  E  stop tokens                         S  proposals of a round, K - 1
+  D  model width                         R  transfer or selector rank
+  E  rank of a correction; stop tokens   S  proposals of a round
   F  feed-forward width                  T  context positions (capacity)
   G  key/value heads                     V  vocabulary
   H  query heads                         X  query heads joined, H x C
   J  rows of one group: its query heads, then its key, then its value
-  K  rows of a block: the anchor, then S proposals
+  K  rows of a block, or those of a round: the anchor, then S proposals
+  I  inputs of a projection, joined      W  taps of a convolution
   L  layers                              U  query heads of a group, H / G
-  M  message width                       1  an axis of length one
+  M  message width                       Y  channel groups of a convolution
+  O  outputs of a projection, joined     Z  width of a recurrent state
+  1  an axis of length one
 """
 
 from jaxtyping import Array, Float, Int, Key, UInt

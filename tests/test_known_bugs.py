@@ -35,7 +35,7 @@ CAUGHT_BY = {
   ),
   'last target layer among the taps': (
     'tests/decode/test_bad_input.py::test_a_drafter_of_another_shape',
-    'tests/drafters/test_checkpoint.py::'
+    'tests/drafters/test_bad_checkpoint.py::'
     'test_taps_beyond_the_target_are_refused',
   ),
   'sliding window executed as full attention': (
@@ -73,6 +73,9 @@ CAUGHT_BY = {
   'anchor layout: proposals shifted by one': (
     'tests/drafters/test_dflash.py::test_two_rounds_with_a_cached_context',
     'tests/drafters/test_dspine.py::test_two_rounds_with_a_cached_context',
+    'tests/drafters/test_dspark.py::test_two_rounds_with_a_cached_context',
+    'tests/drafters/test_checkpoint.py::'
+    'test_slot_layout_of_a_dflash_is_read_from_both_its_names',
     'tests/test_known_bugs.py::test_proposals_shifted_by_one',
   ),
   'draft ignores the temperature': (
@@ -118,7 +121,7 @@ CAUGHT_BY = {
     'test_requests_of_a_batch_take_in_their_own_counts',
   ),
   'checkpoint routed to the class of another method': (
-    'tests/drafters/test_checkpoint.py::test_refused_in_one_line',
+    'tests/drafters/test_bad_checkpoint.py::test_refused_in_one_line',
   ),
   'served with another chat template than the model was trained with': (
     'tests/target/test_tokenizer.py::test_chats_render_as_in_transformers',

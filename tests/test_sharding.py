@@ -14,6 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from spinejax import sharding
 from spinejax.decode.state import init_state
+from spinejax.drafters.dflash2 import DFlash2Config, random_dflash2
+from spinejax.drafters.domino import DominoConfig, random_domino
+from spinejax.drafters.dspark import DSparkConfig, random_dspark
 from spinejax.drafters.dspine import DSpineConfig, dspine, make_tables
 from spinejax.target.config import TargetConfig
 from spinejax.target.model import random_params
@@ -28,16 +31,26 @@ CFG = TargetConfig('qwen3', qkv_bias=True, qk_norm=True, **SHAPE)
 DRAFT = DSpineConfig(
   block=5, mask_id=7, taps=(-1,), rank=12, message=10, candidates=4, **SHAPE
 )
+BLOCK = dict(block=5, mask_id=7, taps=(-1,), **SHAPE)
+OTHERS = (
+  (DFlash2Config(**BLOCK), random_dflash2),
+  (DominoConfig(**BLOCK), random_domino),
+  (DSparkConfig(markov_head='rnn', **BLOCK), random_dspark),
+)
+KEY = jax.random.key(0)
 MESH = AbstractMesh((2, 4), sharding.AXES, (AxisType.Auto,) * 2)
 COPIED = {
   'attn_norm_D', 'mlp_norm_D', 'norm_D', 'hidden_norm_D', 'q_norm_C',
   'k_norm_C', 'readouts_RD', 'writes_DM', 'message_MR', 'receiver_MR',
   'predecessor_MR', 'bias_M', 'gram_MM', 'stop_ids_E',
+  'base_2WD', 'dynamic_2WYD', 'hidden_RD', 'input_3ZD', 'recurrent_3ZZ',
+  'down_EI', 'mix_OI', 'mix_O', 'confidence_1I', 'confidence_1',
 }  # fmt: skip
 BY_FIRST_AXIS = {
   'model': {
     'embed_VD', 'head_VD', 'qkv_GJCD', 'qkv_bias_GJC', 'gate_up_F2D',
     'codes_VR', 'write_VM', 'message_VM', 'gate_VM',
+    'before_VR', 'after_VR', 'before_VE', 'up_VE',
   },
   'data': {
     'tokens_BT', 'length_B', 'prompt_length_B', 'cap_B', 'done_B', 'anchor_B',
@@ -63,11 +76,15 @@ def everything():
   head_VD = np.random.default_rng(0).normal(size=(CFG.vocab, CFG.width))
   spine = toy.random_dspine(DRAFT, head_VD, seed=0)
   tables = jax.eval_shape(lambda: make_tables(DRAFT, spine, head_VD))
+  others = [
+    jax.eval_shape(lambda key, cfg=cfg, make=make: make(cfg, key), KEY)
+    for cfg, make in OTHERS
+  ]
   B = jnp.ones((2,), jnp.int32)
   state = jax.eval_shape(
     lambda: init_state(CFG, dspine(DRAFT), jnp.ones((2, 16), int), B, B, B, B)
   )
-  return target, spine, tables, state, Sampling.make(2)
+  return target, spine, tables, others, state, Sampling.make(2)
 
 
 def test_every_array_has_its_place():

@@ -111,8 +111,10 @@ def with_width(draft: DraftModel, width: int) -> DraftModel:
     )
   if not 2 <= width <= own:
     raise InputError(f'width = {width}, expected 2..{own}')
-  size = {'block': width} if hasattr(cfg, 'block') else {'slots': width - 1}
-  cfg = dataclasses.replace(cfg, **size)
+  if hasattr(cfg, 'block'):
+    cfg = cfg.of_rows(width)
+  else:
+    cfg = dataclasses.replace(cfg, slots=width - 1)
   return dataclasses.replace(
     draft, drafter=dataclasses.replace(draft.drafter, cfg=cfg)
   )

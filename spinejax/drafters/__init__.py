@@ -1,6 +1,6 @@
 """Drafters: methods that propose a block of tokens, and their weights.
 
-Each method is a module of its own (`dflash`, `dspine`, `ngram`, `plain`) on
+Each method is a module of its own (`dflash2`, `dspine`, ...) on
 the shared `backbone`; what is here serves to load, make and keep them.
 """
 
@@ -19,6 +19,9 @@ from spinejax.drafters.base import (
 )
 from spinejax.drafters.bundle import read_bundle, write_bundle
 from spinejax.drafters.checkpoint import read_checkpoint, write_checkpoint
+from spinejax.drafters.dflash2 import DFlash2Config, DFlash2Params
+from spinejax.drafters.domino import DominoConfig, DominoParams
+from spinejax.drafters.dspark import DSparkConfig, DSparkParams
 from spinejax.drafters.dspine import DSpineConfig, DSpineParams
 from spinejax.drafters.files import check_destination
 from spinejax.drafters.loading import (
@@ -32,9 +35,15 @@ from spinejax.drafters.loading import (
 __all__ = [
   'BackboneConfig',
   'BackboneParams',
+  'DFlash2Config',
+  'DFlash2Params',
+  'DSparkConfig',
+  'DSparkParams',
   'DSpineConfig',
   'DSpineParams',
   'Dense',
+  'DominoConfig',
+  'DominoParams',
   'DraftModel',
   'Drafter',
   'Proposal',

@@ -1,7 +1,7 @@
 """The block backbone that the whole drafter family shares (DFlash).
 
 Target features of the context, projected once, are keys and values of every
-draft layer; a block [anchor, MASK x S] attends to them and to itself.
+draft layer; a block [anchor, MASK, ...] attends to them and to itself.
 Letters as in the DFlash paper (arXiv 2602.06036) and z-lab/dflash `model.py`.
 
 Training runs many blocks of one sequence at once, decoding one: the anchor
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from spinejax.axes import Count_B, Embed_VD, Features_BKP
 from spinejax.drafters.attention import Context, Place, attend
-from spinejax.drafters.base import DraftCache
+from spinejax.drafters.base import DraftCache, History
 from spinejax.errors import InputError
 from spinejax.target import layers as nn
 from spinejax.target.config import RopeScaling
@@ -53,13 +53,16 @@ class BackboneConfig:
     vocab, width: of the target, whose embedding and head are borrowed.
     layers, heads, kv_heads, head_dim, ffn, norm_eps: of the draft layers.
     rope_base, rope_scaling: the drafter's own rotation, not the target's.
-    block: K; slot 0 is the anchor, slot j proposes the token j after it.
+    block: K, rows of a block; slot 0 holds the anchor.
     mask_id: token whose embedding fills the open slots.
     taps: target layers whose outputs are the features.
     windows: sliding window of each layer in tokens, or None for full.
     causal: attention inside the block; None: causal in sliding layers only.
     embedding_scale, output_multiplier, softcap: of block embeddings and
       logits; 1, 1 and None in most checkpoints.
+    anchor_first: slot k proposes the token behind its own place, so that the
+      anchor's slot proposes too. Otherwise slot j proposes the token at its
+      place, and the anchor's slot nothing. The two are trained differently.
   """
 
   vocab: int
@@ -82,13 +85,18 @@ class BackboneConfig:
   softcap: float | None = None
   qk_norm: bool = True
   qkv_bias: bool = False
+  anchor_first: bool = False
 
   def __post_init__(self):
     check_integers(self, 'vocab', 'width', 'layers', 'heads', 'kv_heads')
     check_integers(self, 'head_dim', 'ffn', 'block')
     check_integers(self, 'mask_id', least=0)
     self._check_numbers()
-    if self.block < 2:
+    if type(self.anchor_first) is not bool:
+      raise InputError(
+        f'anchor_first = {self.anchor_first!r}, expected True or False'
+      )
+    if self.slots < 1:
       raise InputError(f'block = {self.block} leaves no slot to propose')
     if not 0 <= self.mask_id < self.vocab:
       raise InputError(
@@ -141,7 +149,18 @@ class BackboneConfig:
 
   @property
   def slots(self) -> int:
-    return self.block - 1
+    """Proposals of a block, S."""
+    return self.block if self.anchor_first else self.block - 1
+
+  @property
+  def head_weights(self) -> int:
+    """Weights of what a method adds to the backbone."""
+    return 0
+
+  def of_rows(self, rows: int) -> 'BackboneConfig':
+    """The same drafter for rounds that verify `rows` rows: the anchor and
+    rows - 1 proposals."""
+    return dataclasses.replace(self, block=rows - self.anchor_first)
 
   def window(self, layer: int) -> int | None:
     return None if self.windows is None else self.windows[layer]
@@ -247,19 +266,49 @@ def extend(
   )
 
 
+def extend_backbone(
+  cfg: BackboneConfig,
+  params,
+  cache: DraftCache,
+  features_BKP: Features_BKP,
+  count_B: Count_B,
+) -> DraftCache:
+  """`extend` of a drafter that has the backbone among its weights."""
+  return extend(cfg, params.backbone, cache, features_BKP, count_B)
+
+
+def at_anchor(
+  cache: DraftCache, history: History
+) -> tuple[list[Context], Place]:
+  """What the block behind the last token looks at when decoding, and where
+  it sits."""
+  place = Place(
+    history.length_B[:, None] - 1, cache.length_B[:, None], decoding=True
+  )
+  return list(zip(cache.k, cache.v, strict=True)), place
+
+
 def embed_block(
   cfg: BackboneConfig,
   params: BackboneParams,
   embed_VD: Embed_VD,
   anchor_BA: Int[Array, 'B A'],
 ) -> Block:
-  """[anchor, MASK x S] embedded."""
+  """[anchor, MASK x (K - 1)] embedded."""
   anchor_BA1D = jnp.take(embed_VD, anchor_BA, axis=0, mode='clip')[:, :, None]
   mask_D = embed_VD[cfg.mask_id] if params.mask_D is None else params.mask_D
   masks = jnp.broadcast_to(
-    mask_D, (*anchor_BA.shape, cfg.slots, cfg.width)
+    mask_D, (*anchor_BA.shape, cfg.block - 1, cfg.width)
   ).astype(anchor_BA1D.dtype)
   return jnp.concatenate([anchor_BA1D, masks], axis=2) * cfg.embedding_scale
+
+
+def block_rope(
+  cfg: BackboneConfig, place: Place, rows: int
+) -> tuple[jax.Array, jax.Array]:
+  """Cosine and sine of the places of a block's rows, [B, A, K, 1, C/2]."""
+  position_BAK = place.start_BA[..., None] + jnp.arange(rows)
+  return nn.rotary(position_BAK, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
 
 
 def block_layer(
@@ -271,12 +320,17 @@ def block_layer(
   place: Place,
 ) -> Block:
   """One draft layer: attention over [context, own block], then SwiGLU."""
-  position_BAK = place.start_BA[..., None] + jnp.arange(h.shape[2])
-  rope = nn.rotary(position_BAK, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
+  rope = block_rope(cfg, place, h.shape[2])
   qkv = nn.fused_qkv(layer, h, cfg.norm_eps)
   mixed = attend(cfg, index, layer.head_norms, qkv, rope, context, place)
   h = h + nn.dense(mixed, layer.out_DX)
   return h + nn.swiglu(layer, h, cfg.norm_eps)
+
+
+def proposing(cfg: BackboneConfig, x_BAKD: Block) -> Block:
+  """The rows of a block that propose, [B, A, S, ...]: in both layouts row i
+  of them proposes the token i + 1 behind the anchor."""
+  return x_BAKD[:, :, x_BAKD.shape[2] - cfg.slots :]
 
 
 def logits_of(

@@ -58,10 +58,10 @@ def write_bundle(
 
   Args:
     path: directory, made if need be; other files in it stay.
-    model: DFlash or DSpine.
-    basis: the basis that DSpine was trained with; None for DFlash.
+    model: any drafter with weights.
+    basis: the basis that DSpine was trained with; None for the others.
     target_head_hash: `Target.head_hash` of the target trained for.
-    codes_hash: `codes.codes_hash` of the float64 codes; None for DFlash.
+    codes_hash: `codes.codes_hash` of the float64 codes, or None.
     card: JSON values about the training: target, data, steps, results.
     eight_bit: store matrices as int8 with a float32 scale a row (an output),
       and vectors as float32.

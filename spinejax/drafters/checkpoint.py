@@ -1,8 +1,9 @@
 """Drafters in the published checkpoint layouts.
 
-Read: z-lab's DFlash directories, SpecForge's DSpine, and the DSpine authors'
-release, whose config is nested and whose token codes lie in a file of their
-own. Written: the first two.
+Read: z-lab's DFlash and DFlash2, SpecForge's Domino, DSpark and DSpine,
+DeepSpec's DSpark, and the DSpine authors' release, whose config is nested and
+whose token codes lie in a file of their own. Written: all but the last two,
+which become SpecForge's.
 """
 
 import pathlib
@@ -19,7 +20,9 @@ from spinejax.drafters.files import (
   read_settings,
   write_files,
 )
-from spinejax.drafters.layout import LAYOUTS, Tensors, is_finite, layout_of
+from spinejax.drafters.layout import Tensors, is_finite
+from spinejax.drafters.layouts import LAYOUTS, layout_of
+from spinejax.drafters.layouts.dspark import COPIES
 from spinejax.errors import InputError
 from spinejax.target.hf_dir import SafetensorsDir
 from spinejax.target.loading import Target
@@ -43,13 +46,21 @@ def read_checkpoint(path: Path, target: Target | None = None) -> DraftModel:
   hf = hf['config'] if isinstance(hf.get('config'), dict) else hf
   files = SafetensorsDir(path)
 
+  # Early exports of SpecForge keep the heads under this name.
+  stored = {name.removeprefix('logit_head.'): name for name in files.where}
+  if len(stored) < len(files.where):
+    raise InputError(
+      f'{path.name}: a tensor is there both with and without the prefix '
+      "'logit_head.'"
+    )
+
   def get(name: str) -> np.ndarray:
-    if name == 'transfer_codes' and name not in files.where:
+    if name == 'transfer_codes' and name not in stored:
       return _separate_codes(path)
-    return files(name)
+    return files(stored.get(name, name))
 
   # A flag of SpecForge: false until the codes have been computed.
-  names = set(files.where) - {'transfer_ready'}
+  names = set(stored) - {'transfer_ready'}
   if 'transfer_ready' in files.where and not files('transfer_ready').all():
     raise InputError(
       f'{path.name}: transfer_ready is false: the checkpoint was saved before '
@@ -84,7 +95,25 @@ def read_model(
     DraftModel(drafter, **fields).check(target)
   model = DraftModel(drafter, layout.params(tensors, cfg), **fields)
   tensors.finish()
+  if target is not None:
+    _check_copies(tensors, target)
   return model
+
+
+def _check_copies(tensors: Tensors, target: Target) -> None:
+  """Refuses copies of the target's tables that are not the target's."""
+  tables = (target.params.embed_VD, target.head_VD)
+  for name, table in zip(COPIES, tables, strict=True):
+    if name not in tensors:
+      continue
+    copy, table = tensors(name, table.shape), np.asarray(table)
+    # What one of them was stored in may be narrower than the other's dtype.
+    narrow = min(copy.dtype, table.dtype, key=lambda dtype: dtype.itemsize)
+    if not np.array_equal(copy.astype(narrow), table.astype(narrow)):
+      raise InputError(
+        f'{tensors.source}: tensor {name!r} is not that of {target.name}: '
+        'the drafter was trained for another target'
+      )
 
 
 def _separate_codes(path: pathlib.Path) -> np.ndarray:
@@ -119,7 +148,7 @@ def write_checkpoint(
 
   Args:
     path: directory, made if need be; other files in it stay.
-    model: DFlash or DSpine.
+    model: any drafter with weights.
     target: states `num_target_layers` and `max_position_embeddings`, which
       some readers insist on.
 
@@ -160,7 +189,7 @@ def model_settings(
   """The published config.json."""
   layout = LAYOUTS[model.drafter.name]
   settings = {
-    'architectures': [layout.architecture],
+    'architectures': [layout.architectures[0]],
     **layout.settings(model.drafter.cfg),
     'dtype': str(tensors['fc.weight'].dtype),
   }

@@ -32,21 +32,24 @@ def propose(
   cfg, params, view, cache, history, anchor_B, keys_B, sampling
 ) -> Proposal:
   """Every slot on its own: the argmax, or a sample with its dense law."""
-  place = Place(
-    history.length_B[:, None] - 1, cache.length_B[:, None], decoding=True
-  )
-  context = list(zip(cache.k, cache.v, strict=True))
+  context, place = backbone.at_anchor(cache, history)
   hidden_BAKD = hidden_states(
     cfg, params, view.embed_VD, anchor_B[:, None], context, place
   )
   with jax.named_scope('select'):
-    logits_BSV = backbone.logits_of(cfg, hidden_BAKD[:, 0, 1:], view.head_VD)
-    if sampling.greedy:
-      return Proposal.certain(jnp.argmax(logits_BSV, -1).astype(jnp.int32))
-    q_BSV = law(logits_BSV, sampling)
-    noisy = jnp.log(q_BSV) + gumbel(keys_B, q_BSV.shape[1:])
-    tokens_BS = jnp.argmax(noisy, -1).astype(jnp.int32)
-    return Proposal(tokens_BS, Dense(q_BSV), jnp.ones(tokens_BS.shape))
+    hidden_BSD = backbone.proposing(cfg, hidden_BAKD)[:, 0]
+    logits_BSV = backbone.logits_of(cfg, hidden_BSD, view.head_VD)
+    return each_alone(logits_BSV, keys_B, sampling)
+
+
+def each_alone(logits_BSV, keys_B, sampling) -> Proposal:
+  """The argmax of every slot, or a sample of each with its dense law."""
+  if sampling.greedy:
+    return Proposal.certain(jnp.argmax(logits_BSV, -1).astype(jnp.int32))
+  q_BSV = law(logits_BSV, sampling)
+  noisy = jnp.log(q_BSV) + gumbel(keys_B, q_BSV.shape[1:])
+  tokens_BS = jnp.argmax(noisy, -1).astype(jnp.int32)
+  return Proposal(tokens_BS, Dense(q_BSV), jnp.ones(tokens_BS.shape))
 
 
 def dflash(cfg: DFlashConfig) -> Drafter:

@@ -21,8 +21,14 @@ from jaxtyping import Array, Float, Int
 
 from spinejax.drafters import backbone
 from spinejax.drafters.backbone import BackboneConfig, BackboneParams, Place
-from spinejax.drafters.base import DraftCache, Drafter, Proposal, Sparse
-from spinejax.drafters.transition import predecessors, top_candidates, walk
+from spinejax.drafters.base import Drafter, Proposal
+from spinejax.drafters.dflash import each_alone
+from spinejax.drafters.transition import (
+  check_candidates,
+  path,
+  predecessors,
+  top_candidates,
+)
 from spinejax.errors import InputError
 from spinejax.target import layers as nn
 
@@ -53,9 +59,10 @@ class DSpineConfig(BackboneConfig):
         f'rank = {self.rank} exceeds min(width, vocab - 1) = '
         f'{min(self.width, self.vocab - 1)}'
       )
-    if self.candidates > self.vocab:
+    check_candidates(self)
+    if self.anchor_first:
       raise InputError(
-        f'candidates = {self.candidates} of a vocabulary of {self.vocab}'
+        'anchor_first = True: DSpine injects the anchor into the slot behind it'
       )
 
 
@@ -322,30 +329,18 @@ def transition_factored(
   )
 
 
-def extend(
-  cfg: DSpineConfig,
-  params: DSpineParams,
-  cache: DraftCache,
-  features_BKP: jax.Array,
-  count_B: jax.Array,
-) -> DraftCache:
-  """Appends context rows; the injection does not touch them."""
-  return backbone.extend(cfg, params.backbone, cache, features_BKP, count_B)
-
-
 def propose(
   cfg, params, view, cache, history, anchor_B, keys_B, sampling
 ) -> Proposal:
   """One parallel pass, top-N candidates a slot, transition table, walk."""
-  place = Place(
-    history.length_B[:, None] - 1, cache.length_B[:, None], decoding=True
-  )
-  context = list(zip(cache.k, cache.v, strict=True))
+  context, place = backbone.at_anchor(cache, history)
   out = draft(cfg, params, view.embed_VD, anchor_B[:, None], context, place)
   with jax.named_scope('select'):
     logits_BSV = backbone.logits_of(
       cfg, out.hidden_BAKD[:, 0, 1:], view.head_VD
     )
+    if not cfg.refine:
+      return each_alone(logits_BSV, keys_B, sampling)
     candidates_BSN = top_candidates(logits_BSV, cfg.candidates)
     pre_BSD = out.pre_BAKD[:, 0, 1:]
     table = (view.head_VD, pre_BSD, candidates_BSN, anchor_B)
@@ -353,14 +348,11 @@ def propose(
       scores = transition_direct(cfg, params, *table)
     else:
       scores = transition_factored(cfg, params, params.tables, *table)
-    tokens_BS, law_BSN = walk(scores, candidates_BSN, keys_B, sampling)
-    if sampling.greedy:
-      return Proposal.certain(tokens_BS)
-    return Proposal(
-      tokens_BS, Sparse(candidates_BSN, law_BSN), jnp.ones(tokens_BS.shape)
-    )
+    return path(scores, candidates_BSN, keys_B, sampling)
 
 
 def dspine(cfg: DSpineConfig) -> Drafter:
   """DSpine as a drafter."""
-  return Drafter('dspine', cfg, backbone.draft_cache, extend, propose)
+  return Drafter(
+    'dspine', cfg, backbone.draft_cache, backbone.extend_backbone, propose
+  )

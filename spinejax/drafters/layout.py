@@ -1,7 +1,5 @@
-"""Published checkpoints in memory: tensor names, and the methods known.
-
-z-lab's DFlash names, and SpecForge's additions for DSpine.
-"""
+"""Published checkpoints in memory: checked tensors, and z-lab's DFlash names
+of the backbone that every method has."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -11,19 +9,6 @@ import numpy as np
 
 from spinejax.drafters.backbone import BackboneConfig, BackboneParams
 from spinejax.drafters.base import Drafter
-from spinejax.drafters.dflash import dflash
-from spinejax.drafters.dspine import (
-  DSpineConfig,
-  DSpineParams,
-  Injection,
-  dspine,
-)
-from spinejax.drafters.settings import (
-  Fields,
-  backbone_config,
-  backbone_settings,
-  section,
-)
 from spinejax.errors import InputError
 from spinejax.target.assemble import (
   checked_fetch,
@@ -98,7 +83,7 @@ class Layout:
   """How one method is laid out.
 
   Attributes:
-    architecture: its name in `architectures`.
+    architectures: its names in `architectures`; the first is written.
     drafter: cfg -> Drafter.
     config: (config.json, tensors, layers of the target or None) -> cfg.
     settings: cfg -> config.json, without `architectures`.
@@ -106,24 +91,12 @@ class Layout:
     tensors: weights -> named tensors.
   """
 
-  architecture: str
+  architectures: tuple[str, ...]
   drafter: Callable[[Any], Drafter]
   config: Callable[[Mapping[str, Any], Tensors, int | None], Any]
   settings: Callable[[Any], dict[str, Any]]
   params: Callable[[Tensors, Any], Any]
   tensors: Callable[[Any], dict[str, Any]]
-
-
-def layout_of(hf: Mapping[str, Any]) -> Layout:
-  """The layout that `architectures` names."""
-  named = hf.get('architectures') or []
-  for layout in LAYOUTS.values():
-    if named == [layout.architecture]:
-      return layout
-  known = ', '.join(layout.architecture for layout in LAYOUTS.values())
-  raise InputError(
-    f'architectures {named} are not supported; expected one of {known}'
-  )
 
 
 def backbone_params(tensors: Tensors, cfg: BackboneConfig) -> BackboneParams:
@@ -157,101 +130,6 @@ def backbone_tensors(params: BackboneParams) -> dict[str, Any]:
   return tensors
 
 
-def _dflash_config(
-  hf: Mapping[str, Any], tensors: Tensors, target_layers: int | None
-) -> BackboneConfig:
-  del tensors
-  return backbone_config(hf, target_layers)
-
-
-def _dspine_config(
-  hf: Mapping[str, Any], tensors: Tensors, target_layers: int | None
-) -> DSpineConfig:
-  own = section(hf, 'dspine_config')
-  if not own:
-    # The authors' release does not state these; its converter in SpecForge
-    # sets them so whatever the config says.
-    dflash_config = section(hf, 'dflash_config') | {'block_size': 16}
-    hf = {**hf, 'dflash_config': dflash_config, 'layer_types': None}
-  base = backbone_config(hf, target_layers)
-  if base.causal is False:
-    raise InputError('is_causal false: DSpine is causal inside the block')
-  M, R = tensors.shape('injection.message.weight', 2)
-  fields = Fields(own)
-  return DSpineConfig(
-    **{f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
-    | {'causal': True},
-    rank=fields.integer('transfer_rank', R),
-    message=fields.integer('message_size', M),
-    candidates=fields.integer('top_k', 16),
-  )
-
-
-def _dspine_settings(cfg: DSpineConfig) -> dict[str, Any]:
-  return backbone_settings(cfg) | {
-    'dspine_config': {
-      'transfer_rank': cfg.rank,
-      'message_size': cfg.message,
-      'top_k': cfg.candidates,
-    }
-  }
-
-
-def _dspine_params(tensors: Tensors, cfg: DSpineConfig) -> DSpineParams:
-  D, R, M = cfg.width, cfg.rank, cfg.message
-
-  def each_layer(part: str, *shape: int) -> tuple[np.ndarray, ...]:
-    return tuple(
-      tensors(f'injection.{part}.{i}.weight', shape) for i in range(cfg.layers)
-    )
-
-  return DSpineParams(
-    backbone=backbone_params(tensors, cfg),
-    injection=Injection(
-      readouts_RD=each_layer('readouts', R, D),
-      writes_DM=each_layer('writes', D, M),
-      message_MR=tensors('injection.message.weight', (M, R)),
-      receiver_MR=tensors('injection.receiver_gate.weight', (M, R)),
-      predecessor_MR=tensors('injection.predecessor_gate.weight', (M, R)),
-      bias_M=tensors('injection.bias', (M,)),
-    ),
-    codes_VR=tensors('transfer_codes', (cfg.vocab, R)),
-  )
-
-
-def _dspine_tensors(params: DSpineParams) -> dict[str, Any]:
-  inj = params.injection
-  tensors = backbone_tensors(params.backbone) | {
-    'injection.message.weight': inj.message_MR,
-    'injection.receiver_gate.weight': inj.receiver_MR,
-    'injection.predecessor_gate.weight': inj.predecessor_MR,
-    'injection.bias': inj.bias_M,
-    'transfer_codes': params.codes_VR,
-  }
-  for i, (read, write) in enumerate(
-    zip(inj.readouts_RD, inj.writes_DM, strict=True)
-  ):
-    tensors[f'injection.readouts.{i}.weight'] = read
-    tensors[f'injection.writes.{i}.weight'] = write
-  return tensors
-
-
-# Method -> layout; a new drafter with weights is one more entry.
-LAYOUTS = {
-  'dflash': Layout(
-    'DFlashDraftModel',
-    dflash,
-    _dflash_config,
-    backbone_settings,
-    backbone_params,
-    backbone_tensors,
-  ),
-  'dspine': Layout(
-    'DSpineDraftModel',
-    dspine,
-    _dspine_config,
-    _dspine_settings,
-    _dspine_params,
-    _dspine_tensors,
-  ),
-}
+def fields_of(cfg: BackboneConfig) -> dict[str, Any]:
+  """A backbone's config as arguments of that of a method built on it."""
+  return {f.name: getattr(cfg, f.name) for f in dataclasses.fields(cfg)}

@@ -47,14 +47,14 @@ def load_drafter(
 
   Args:
     source: `plain`, `ngram`, a name of `shipped()`, or a directory: one that
-      `write_bundle` wrote, or a published DFlash or DSpine checkpoint.
+      `write_bundle` wrote, or a published checkpoint.
     target: what it shall draft for.
     dtype: dtype of its weights; by default the target's.
-    block: rows of a block, the anchor included, in place of the trained
-      number. DSpine is causal inside the block, so a shorter block has the
-      same leading proposals. A bidirectional DFlash proposes other tokens, and
-      worse ones, at a length it was not trained for; and slots beyond the
-      trained length are guesses of an untrained position in either.
+    block: rows that a round verifies, the anchor included, in place of the
+      trained number. DSpine is causal inside the block, so a shorter block has
+      the same leading proposals. The bidirectional drafters propose other
+      tokens, and worse ones, at a length they were not trained for; and slots
+      beyond the trained length are guesses of an untrained position in all.
     factored: score DSpine's transition table in the factored form: less
       arithmetic a round, for three more tables of [V, M] float32.
 
@@ -82,8 +82,7 @@ def load_drafter(
   if factored and not isinstance(model.params, DSpineParams):
     raise _not_factored(drafter.name)
   if block is not None:
-    cfg = dataclasses.replace(drafter.cfg, block=block)
-    drafter = dataclasses.replace(drafter, cfg=cfg)
+    drafter = dataclasses.replace(drafter, cfg=drafter.cfg.of_rows(block))
   params = shard(model.params, target.mesh, dtype)
   if factored:
     tables = make_tables(drafter.cfg, params, target.params.head_VD)

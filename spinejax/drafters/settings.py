@@ -11,6 +11,8 @@ from spinejax.drafters.backbone import BackboneConfig, tap_ids
 from spinejax.errors import InputError
 from spinejax.target.config import RopeScaling, rope_of_hf
 
+# What SGLang calls the layout in which the anchor's slot proposes too.
+_ANCHOR_FIRST = ('sample_from_anchor', 'query_zero_predicts_next')
 _SLIDING, _FULL = 'sliding_attention', 'full_attention'
 
 
@@ -58,12 +60,16 @@ class Fields:
 
 
 def backbone_config(
-  hf: Mapping[str, Any], target_layers: int | None = None
+  hf: Mapping[str, Any],
+  target_layers: int | None = None,
+  anchor_first: bool | None = None,
 ) -> BackboneConfig:
   """The backbone's part of a published config.json.
 
   Args:
     target_layers: taken where the config does not tell the target's depth.
+    anchor_first: the slot layout, where the method has only one or another
+      name for it.
 
   Raises:
     InputError: a field is missing, malformed, or asks for what is not here.
@@ -73,6 +79,8 @@ def backbone_config(
     raise InputError(f'hidden_act {hf["hidden_act"]!r}, expected silu')
   if hf.get('attention_bias'):
     raise InputError('attention_bias true is not supported')
+  if anchor_first is None:
+    anchor_first = any(both.boolean(name) for name in _ANCHOR_FIRST)
   layers, width = top.integer('num_hidden_layers'), top.integer('hidden_size')
   heads = top.integer('num_attention_heads')
   taps = both.get('target_layer_ids')
@@ -91,7 +99,7 @@ def backbone_config(
     kv_heads=top.integer('num_key_value_heads', heads),
     head_dim=top.integer('head_dim', width // heads),
     ffn=top.integer('intermediate_size'),
-    block=both.integer('block_size', least=2),
+    block=both.integer('block_size', least=1 if anchor_first else 2),
     mask_id=both.integer('mask_token_id', least=0),
     taps=tuple(taps),
     norm_eps=top.number('rms_norm_eps', 1e-6),
@@ -102,6 +110,7 @@ def backbone_config(
     embedding_scale=both.number('input_embedding_scale', 1.0),
     output_multiplier=both.number('output_multiplier', 1.0),
     softcap=both.number('final_logit_softcapping'),
+    anchor_first=anchor_first,
   )
 
 
@@ -130,7 +139,7 @@ def _windows(top: Fields, layers: int) -> tuple[int | None, ...] | None:
 
 
 def backbone_settings(cfg: BackboneConfig) -> dict[str, Any]:
-  """The inverse of `backbone_config`.
+  """The inverse of `backbone_config`, but for the slot layout.
 
   Raises:
     InputError: the published layout has no words for this config.
@@ -184,3 +193,9 @@ def backbone_settings(cfg: BackboneConfig) -> dict[str, Any]:
   if cfg.causal is not None:
     settings['is_causal'] = cfg.causal
   return settings
+
+
+def slot_layout_settings(cfg: BackboneConfig) -> dict[str, Any]:
+  """Fields of `dflash_config` that state the slot layout, for methods that may
+  have either."""
+  return {_ANCHOR_FIRST[0]: True} if cfg.anchor_first else {}

@@ -9,11 +9,21 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from spinejax.drafters.base import Proposal, Sparse
+from spinejax.errors import InputError
 from spinejax.sharding import MODEL, mesh_in, partition
 from spinejax.verify.sampling import Sampling, gumbel
 
 # Entries of the chunks in which the largest are looked for, stage by stage.
 _CHUNKS = (128, 16)
+
+
+def check_candidates(cfg) -> None:
+  """Refuses a config with more `candidates` a slot than there are tokens."""
+  if cfg.candidates > cfg.vocab:
+    raise InputError(
+      f'candidates = {cfg.candidates} of a vocabulary of {cfg.vocab}'
+    )
 
 
 def top_candidates(
@@ -126,3 +136,17 @@ def walk(
     :, :, 0
   ]
   return tokens_BS, law_BSN
+
+
+def path(
+  scores_BSNN: Float[Array, 'B S N N'],
+  candidates_BSN: Int[Array, 'B S N'],
+  keys_B: jax.Array,
+  sampling: Sampling,
+) -> Proposal:
+  """The walk as a proposal, with the law that it drew from."""
+  tokens_BS, law_BSN = walk(scores_BSNN, candidates_BSN, keys_B, sampling)
+  if sampling.greedy:
+    return Proposal.certain(tokens_BS)
+  law = Sparse(candidates_BSN, law_BSN)
+  return Proposal(tokens_BS, law, jnp.ones(tokens_BS.shape))

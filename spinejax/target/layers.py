@@ -210,7 +210,11 @@ def split_qkv(
 
 def swiglu(layer: LayerParams, h: jax.Array, eps: float) -> jax.Array:
   """The gated feed-forward sublayer of h [..., D], its norm included."""
-  gate_up = normed_dense(h, layer.mlp_norm_D, eps, layer.gate_up_F2D)
+  return gated(layer, normed_dense(h, layer.mlp_norm_D, eps, layer.gate_up_F2D))
+
+
+def gated(layer: LayerParams, gate_up: jax.Array) -> jax.Array:
+  """silu(gate) up of the projections [..., F, 2], projected back to D."""
   hidden = jax.nn.silu(gate_up[..., 0]) * gate_up[..., 1]
   return dense(hidden, layer.down_DF)
 

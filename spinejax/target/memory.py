@@ -48,7 +48,7 @@ def memory_table(
       + 3 * draft_cfg.width * draft_cfg.ffn
     )
     inputs = len(draft_cfg.taps) * draft_cfg.width**2
-    weights = draft_cfg.layers * layer + inputs
+    weights = draft_cfg.layers * layer + inputs + draft_cfg.head_weights
     if hasattr(draft_cfg, 'rank'):  # readouts, writes; three shared matrices
       rank, message = draft_cfg.rank, draft_cfg.message
       weights += draft_cfg.layers * draft_cfg.width * (rank + message)

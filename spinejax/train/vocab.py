@@ -46,12 +46,14 @@ class Aims:
     ce_weight_N: of the cross-entropy.
     teacher_ND: the target's final-normed states, or None: no L1 term.
     l1_weight_N: of sum over the vocabulary of |q - p|.
+    base_ce_weight_N: of the cross-entropy of the logits without a correction.
   """
 
   label_N: jax.Array
   ce_weight_N: jax.Array
   teacher_ND: jax.Array | None = None
   l1_weight_N: jax.Array | None = None
+  base_ce_weight_N: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -60,13 +62,14 @@ class Terms:
   """What the rows gave; no gradient passes through it.
 
   Attributes:
-    ce_N, l1_N: the terms; l1_N is None without a teacher.
+    ce_N, l1_N, base_ce_N: the terms; None where there is no weight for them.
     candidates_NC, scores_NC: the largest logits, largest first.
     teacher_NC: probabilities of the candidates under the target, or None.
   """
 
   ce_N: jax.Array
   l1_N: jax.Array | None
+  base_ce_N: jax.Array | None
   candidates_NC: jax.Array
   scores_NC: jax.Array
   teacher_NC: jax.Array | None
@@ -145,11 +148,10 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
   """(value, terms), gradient of the rows and of up_VE, of one chunk."""
   # Logits are kept in the dtype of the weights, as torch trainers keep them:
   # to write and read them is what a chunk's time goes into.
-  logits, uncap = jax.vjp(
+  base, uncap = jax.vjp(
     functools.partial(backbone.cap, cfg), nn.dense(rows.hidden_ND, head_VD)
   )
-  if up_VE is not None:
-    logits += nn.dense(rows.low_NE, up_VE)
+  logits = base if up_VE is None else base + nn.dense(rows.low_NE, up_VE)
   ids = top_candidates(logits, candidates)
   scores = _at(logits, ids)
   q, log_total = _law(logits, scores[:, :1])
@@ -159,7 +161,13 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
   hit = jnp.arange(logits.shape[-1]) == at_label
   # d CE / d logits = q - [label]
   d_logits = aims.ce_weight_N[:, None] * (q - hit)
-  l1_N = teacher_NC = None
+  d_base, l1_N, base_ce_N, teacher_NC = 0.0, None, None, None
+  if aims.base_ce_weight_N is not None:
+    top = jnp.max(base, axis=-1, keepdims=True).astype(jnp.float32)
+    q_base, log_base = _law(base, top)
+    base_ce_N = (log_base - _at(base, at_label))[:, 0]
+    value += jnp.sum(aims.base_ce_weight_N * base_ce_N)
+    d_base = aims.base_ce_weight_N[:, None] * (q_base - hit)
   if aims.teacher_ND is not None:
     teacher = nn.dense(aims.teacher_ND, head_VD)
     top = jnp.max(teacher, axis=-1, keepdims=True).astype(jnp.float32)
@@ -177,7 +185,7 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
     """d table, in the table's dtype: mixed products miss the tensor cores."""
     return nn.einsum('nv,vd->nd', d.astype(table.dtype), table)
 
-  (d_base,) = uncap(d_logits.astype(logits.dtype))
+  (d_base,) = uncap((d_logits + d_base).astype(base.dtype))
   d_rows, d_up_VE = Trained(back(d_base, head_VD)), None
   if up_VE is not None:
     d_rows = dataclasses.replace(d_rows, low_NE=back(d_logits, up_VE))
@@ -185,7 +193,8 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
       'nv,ne->ve', d_logits.astype(up_VE.dtype), rows.low_NE, dtype=jnp.float32
     )
   d_rows = jax.tree.map(lambda d, x: d.astype(x.dtype), d_rows, rows)
-  return (value, Terms(ce_N, l1_N, ids, scores, teacher_NC)), d_rows, d_up_VE
+  terms = Terms(ce_N, l1_N, base_ce_N, ids, scores, teacher_NC)
+  return (value, terms), d_rows, d_up_VE
 
 
 def _at(logits: jax.Array, ids: jax.Array) -> jax.Array:

@@ -133,3 +133,13 @@ def test_survival():
     of, right, prompts, 2, capacity=256, max_new_tokens=20, stop_ids=toy.STOPS
   )
   assert found == [1.0] * 4
+
+
+def test_width_counts_rows_also_where_the_anchor_proposes():
+  draft = toy.other_model('dspark-vanilla')
+  cfg = dataclasses.replace(draft.drafter.cfg, causal=True)
+  drafter = dataclasses.replace(draft.drafter, cfg=cfg)
+  draft = dataclasses.replace(draft, drafter=drafter)
+  assert cost.widths_of(draft) == [2, 4, 5]
+  narrow = cost.with_width(draft, 3).drafter
+  assert (narrow.slots, narrow.cfg.block) == (2, 2)

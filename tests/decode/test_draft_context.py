@@ -62,7 +62,7 @@ def extend(cfg, params, cache, features_BKP, count_B):
     ]
   )[jnp.where(fault < 4, fault, 0)]
   short_B = jnp.maximum(count_B - 1, 0)
-  written = dspine.extend(
+  written = backbone.extend_backbone(
     cfg, spine, cache, features_BKP, jnp.where(fault == 5, short_B, count_B)
   )
   return jax.tree.map(
@@ -84,7 +84,7 @@ def afresh(state):
     init_cache(target.cfg, B, T),
     cfg.taps,
   )
-  cache = dspine.extend(
+  cache = backbone.extend_backbone(
     cfg,
     draft.params,
     backbone.draft_cache(cfg, B, T, jnp.float32),

@@ -10,7 +10,7 @@ import pytest
 
 from spinejax.decode.generate import generate
 from spinejax.decode.loop import capacity_bucket
-from spinejax.drafters import dspine
+from spinejax.drafters import backbone
 from spinejax.drafters.loading import ngram_model, plain_model
 from spinejax.target.memory import PREFILL_CHUNK
 from spinejax.target.model import forward, init_cache, unembed
@@ -37,7 +37,7 @@ def oracle(**config):
 def lagging_extend(cfg, params, cache, features_BKP, count_B):
   """Takes in nothing for every other request."""
   count_B = jnp.where(jnp.arange(len(count_B)) % 2 == 0, 0, count_B)
-  return dspine.extend(cfg, params, cache, features_BKP, count_B)
+  return backbone.extend_backbone(cfg, params, cache, features_BKP, count_B)
 
 
 def lagging_model():
@@ -82,6 +82,23 @@ def test_plain_decoding_is_the_argmax_of_one_uncached_pass(family):
 def test_greedy_output_is_that_of_plain_decoding(family, draft):
   got = toy.answers(toy.target(family), draft, PROMPTS)
   assert got == truth(family)
+
+
+@pytest.mark.parametrize(
+  'name',
+  (
+    'dflash2',
+    'domino',
+    'domino-unshifted',
+    'dspark-vanilla',
+    'dspark-rnn',
+    'dflash-anchor-first',
+  ),
+)
+def test_greedy_output_with_the_other_drafters(name):
+  draft = toy.other_model(name)
+  assert draft.drafter.slots == SLOTS
+  assert toy.answers(toy.target(), draft, PROMPTS) == truth()
 
 
 def test_accepted_runs_of_every_length_leave_the_output_as_it_is():

@@ -18,6 +18,14 @@ from spinejax.drafters.base import (
 )
 from spinejax.drafters.codes import fit_basis, token_codes
 from spinejax.drafters.dflash import dflash
+from spinejax.drafters.dflash2 import DFlash2Config, dflash2, random_dflash2
+from spinejax.drafters.domino import DominoConfig, domino, random_domino
+from spinejax.drafters.dspark import (
+  HEADS,
+  DSparkConfig,
+  dspark,
+  random_dspark,
+)
 from spinejax.drafters.dspine import (
   DSpineConfig,
   DSpineParams,
@@ -101,8 +109,8 @@ def tokens_of(done: Generation) -> list[list[int]]:
 
 
 def _block_config(kind, **extra):
-  shape = SHAPE | dict(layers=2, block=SLOTS + 1, mask_id=7, taps=(-1, 0))
-  return kind(**shape, **extra)
+  shape = SHAPE | dict(layers=2, block=2, mask_id=7, taps=(-1, 0))
+  return kind(**shape, **extra).of_rows(SLOTS + 1)
 
 
 @functools.cache
@@ -118,6 +126,28 @@ def dspine_model(family: str = 'qwen3') -> DraftModel:
   cfg = _block_config(DSpineConfig, rank=12, message=10, candidates=4)
   params = random_dspine(cfg, target(family).head_VD, seed=5)
   return DraftModel(dspine(cfg), params)
+
+
+@functools.cache
+def other_model(name: str) -> DraftModel:
+  """One of the other block drafters, with random weights."""
+  kind, make, of, extra = {
+    'dflash2': (DFlash2Config, random_dflash2, dflash2,
+      dict(conv_group=8, selector_rank=6, candidates=4)),
+    'domino': (DominoConfig, random_domino, domino,
+      dict(emb_dim=6, gru_dim=8, anchor_first=True)),
+    'domino-unshifted': (DominoConfig, random_domino, domino,
+      dict(emb_dim=6, gru_dim=8)),
+    **{
+      f'dspark-{head}': (DSparkConfig, random_dspark, dspark,
+        dict(markov_rank=6, markov_head=head))
+      for head in HEADS
+    },
+    'dflash-anchor-first': (backbone.BackboneConfig, backbone.random_backbone,
+      dflash, dict(anchor_first=True)),
+  }[name]  # fmt: skip
+  cfg = _block_config(kind, **extra)
+  return DraftModel(of(cfg), random_weights(make, cfg, seed=6))
 
 
 def random_weights(make, cfg, seed: int):

@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
+from scipy import stats
 
 from spinejax.drafters import (
   DraftModel,
   backbone,
   dflash,
+  dflash2,
   dspine,
   load_drafter,
   write_bundle,
@@ -21,7 +23,7 @@ from spinejax.drafters.backbone import Place
 from spinejax.drafters.base import DraftCache, History, TargetView
 from spinejax.drafters.codes import Basis
 from spinejax.target import Target, TargetConfig, TargetParams
-from spinejax.verify.sampling import Sampling
+from spinejax.verify.sampling import Sampling, Stream, round_keys
 
 # These tests spend their time in compiling, not in computing.
 quick_jit = functools.partial(
@@ -29,6 +31,7 @@ quick_jit = functools.partial(
   static_argnums=0,
   compiler_options={'xla_backend_optimization_level': 0},
 )
+ATOL = 5e-5
 CARD = {'target': 'tiny', 'steps': 12, 'tokens_per_round': {'chat': 2.5}}
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'drafters'
 
@@ -141,10 +144,40 @@ def make_target(embed_VD: np.ndarray, head_VD: np.ndarray) -> Target:
 @functools.cache
 def load_run(name: str) -> Run:
   path = GOLDEN / name
-  tables = load_file(path / 'target.safetensors')
-  embed_VD = tables['model.embed_tokens.weight']
+  if (path / 'target.safetensors').exists():
+    tables = load_file(path / 'target.safetensors')
+    embed_VD = tables['model.embed_tokens.weight']
+  else:  # DeepSpec's checkpoints hold copies
+    tables = load_file(path / 'model.safetensors')
+    embed_VD = tables['embed_tokens.weight']
   target = make_target(embed_VD, tables.get('lm_head.weight', embed_VD))
   return Run(path, target, load_drafter(path, target))
+
+
+def rounds_of(run: Run):
+  """The recorded rounds, each with the cache after its rows are taken in."""
+  expected, cache = run.recorded('serve'), run.cache()
+  for i in (1, 2):
+    want = {
+      k.removeprefix(f'round{i}.'): v
+      for k, v in expected.items()
+      if k.startswith(f'round{i}.')
+    }
+    cache = run.extend(cache, want['pending_features'])
+    start = int(want['start_position'])
+    assert cache.length_B[0] == start
+    for part, rows in (('keys', cache.k), ('values', cache.v)):
+      if f'draft_cache_{part}' in want:
+        np.testing.assert_allclose(
+          np.stack(rows)[:, 0, :, :start],
+          want[f'draft_cache_{part}'],
+          atol=ATOL,
+        )
+    np.testing.assert_array_equal(
+      [[*want['anchor_id'], *[run.cfg.mask_id] * (run.cfg.block - 1)]],
+      want['block_ids'],
+    )
+    yield want, cache, start
 
 
 def context_of(cache: DraftCache) -> list[backbone.Context]:
@@ -160,6 +193,72 @@ def place_of(cache: DraftCache, start) -> Place:
 
 
 flash_hidden = quick_jit(dflash.hidden_states)
+flash2_hidden = quick_jit(dflash2.hidden_states)
+
+
+def sampled(run: Run, want, start: int, temperature: float, batch: int):
+  """A recorded round proposed by many requests of one temperature; the first
+  is greedy."""
+  keys_B = round_keys(
+    jnp.arange(batch, dtype=jnp.uint32), jnp.zeros(batch, int), Stream.DRAFT
+  )
+  sampling = Sampling.make(batch, temperature)
+  sampling = dataclasses.replace(
+    sampling, temperature_B=sampling.temperature_B.at[0].set(0)
+  )
+  cache = run.cache(np.repeat(want['pending_features'], batch, axis=0))
+  anchor_B = np.repeat(want['anchor_id'], batch)
+  return run.propose(cache, anchor_B, start, sampling, keys_B)
+
+
+def assert_drawn_from(drawn: np.ndarray, law_V: np.ndarray) -> None:
+  """A chi-square test; what is rare is pooled."""
+  seen = np.bincount(drawn, minlength=len(law_V))
+  law_V = np.asarray(law_V, np.float64) / np.sum(law_V, dtype=np.float64)
+  assert seen[law_V == 0].sum() == 0
+  rare = law_V * len(drawn) < 5
+  seen = np.append(seen[~rare], seen[rare].sum())
+  law_V = np.append(law_V[~rare], law_V[rare].sum())
+  used = law_V > 0
+  assert used.sum() > 1
+  fit = stats.chisquare(seen[used], law_V[used] * len(drawn))
+  assert fit.pvalue > 1e-3
+
+
+def trained_hidden(run: Run, backbone_params) -> tuple[np.ndarray, jax.Array]:
+  """States of the blocks of the recorded training batch, [B, A, K, D], after
+  a comparison with the recorded ones; and which blocks are not padding."""
+  expected = run.recorded('train')
+  anchors_BA = jnp.asarray(expected['anchors'])
+  cache = run.cache(expected['context_features'])
+  hidden = flash_hidden(
+    run.cfg,
+    backbone_params,
+    run.embed_VD,
+    expected['block_ids'][..., 0],
+    context_of(cache),
+    Place(anchors_BA, anchors_BA),
+  )
+  kept = expected['block_keep'].astype(bool)
+  np.testing.assert_allclose(
+    hidden[kept], expected['hidden_states'][kept], atol=ATOL
+  )
+  return kept, hidden
+
+
+def hidden_of(run: Run, want, cache, start, hidden=flash_hidden) -> jax.Array:
+  """States of a recorded round's block, [1, A, K, D] with A = 1."""
+  params = run.params
+  if hidden is flash_hidden:
+    params = getattr(params, 'backbone', params)
+  return hidden(
+    run.cfg,
+    params,
+    run.embed_VD,
+    want['anchor_id'][:, None],
+    context_of(cache),
+    place_of(cache, start),
+  )
 
 
 @functools.partial(quick_jit, static_argnames='replace_layers')

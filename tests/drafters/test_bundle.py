@@ -25,7 +25,7 @@ from spinejax.drafters.dspine import (
   dspine,
 )
 from spinejax.errors import InputError
-from tests.drafters.runs import CARD, make_target
+from tests.drafters.runs import CARD, load_run, make_target
 
 NAN = np.full(64, np.nan, np.float32)
 
@@ -100,6 +100,28 @@ def test_dflash_with_a_learned_mask(flash, tmp_path):
   found = load_drafter(tmp_path, flash.target)
   np.testing.assert_array_equal(found.params.mask_D, mask.mask_D)
   assert found.drafter == flash.model.drafter
+
+
+@pytest.mark.parametrize(
+  'name', ['dflash2-b6', 'domino-b6', 'dspark-rnn', 'dspark-gated']
+)
+def test_drafters_without_codes(name, tmp_path):
+  run = load_run(name)
+  head = run.target.head_hash
+  write_bundle(tmp_path / 'whole', run.model, None, head, None, CARD)
+  found = read_bundle(tmp_path / 'whole', run.target)
+  assert (found.drafter, found.card) == (run.model.drafter, CARD)
+  jax.tree.map(np.testing.assert_array_equal, found.params, run.params)
+  write_bundle(
+    tmp_path / 'small', run.model, None, head, None, CARD, eight_bit=True
+  )
+  found = load_drafter(tmp_path / 'small', run.target)
+  assert found.drafter == run.model.drafter
+  for x, y in zip(
+    jax.tree.leaves(run.params), jax.tree.leaves(found.params), strict=True
+  ):
+    assert x.shape == y.shape
+    assert np.abs(x - y).max() <= np.abs(x).max() / 250
 
 
 def test_published_checkpoint_is_not_a_bundle(trained, spine, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from spinejax.drafters import load_drafter, loading
 from spinejax.errors import InputError
+from tests.drafters.runs import load_run
 
 
 def test_loading_by_name(flash):
@@ -45,6 +46,35 @@ def test_loaded_weights_take_dtype_and_block(flash):
   assert load_drafter(flash.path, flash.target).drafter == flash.model.drafter
   with pytest.raises(InputError, match='block = 1 leaves no slot'):
     load_drafter(flash.path, flash.target, block=1)
+
+
+@pytest.mark.parametrize(
+  'name', ['dflash2-b6', 'domino-b6', 'dspark-gated', 'dspark-rnn']
+)
+def test_bfloat16_proposes_much_the_same(name):
+  run, B = load_run(name), 32
+  half = load_drafter(run.path, run.target, jnp.bfloat16)
+  rng = np.random.default_rng(0)
+  features = rng.normal(size=(B, 9, run.params.backbone.fc_DP.shape[1]))
+  first = []
+  for model in (run.model, half):
+    this = dataclasses.replace(run, model=model)
+    cache = this.cache(features.astype(np.float32))
+    proposal = this.propose(cache, np.arange(B), 9)
+    first.append(proposal.tokens_BS[:, :2])
+    assert proposal.confidence_BS.dtype == jnp.float32
+  assert np.mean(first[0] == first[1]) > 0.8
+
+
+def test_block_counts_the_rows_that_are_verified():
+  for name, own in (('dflash2-b6', 6), ('domino-b6', 7), ('dspark-rnn', 6)):
+    run = load_run(name)
+    assert run.model.drafter.slots == own - 1
+    for rows in (2, 4, own):
+      drafter = load_drafter(run.path, run.target, block=rows).drafter
+      assert drafter.slots == rows - 1
+      assert drafter.cfg.block == rows - drafter.cfg.anchor_first
+    assert drafter == run.model.drafter
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ import pytest
 
 from spinejax.drafters import backbone
 from spinejax.drafters.base import DraftModel
+from spinejax.drafters.dflash2 import DFlash2Config, random_dflash2
+from spinejax.drafters.domino import DominoConfig, random_domino
+from spinejax.drafters.dspark import DSparkConfig, random_dspark
 from spinejax.drafters.dspine import DSpineParams, dspine
 from spinejax.drafters.loading import ngram_model, plain_model
 from spinejax.target import memory
@@ -100,6 +103,27 @@ def test_drafter_without_injection():
   weights = bytes_of(lambda: backbone.random_backbone(flash, jax.random.key(0)))
   assert table['draft weights'] == pytest.approx(weights, rel=0.01)
   assert 'token codes' not in table
+
+
+@pytest.mark.parametrize(
+  'kind, make, extra',
+  (
+    (DFlash2Config, random_dflash2, {'selector_rank': 64}),
+    (DominoConfig, random_domino, {'gru_dim': 128}),
+    (DSparkConfig, random_dspark, {'markov_rank': 64}),
+    (DSparkConfig, random_dspark, {'markov_head': 'gated'}),
+    (DSparkConfig, random_dspark, {'markov_head': 'rnn', 'confidence': False}),
+  ),
+)
+def test_drafters_with_other_heads(kind, make, extra):
+  shape = {f.name for f in dataclasses.fields(backbone.BackboneConfig)}
+  base = {k: getattr(DRAFT, k) for k in shape} | {'anchor_first': True}
+  cfg = kind(**base | extra)
+  weights = bytes_of(lambda: make(cfg, jax.random.key(0)))
+  plain = bytes_of(lambda: backbone.random_backbone(cfg, jax.random.key(0)))
+  assert cfg.head_weights * 4 == weights - plain > plain / 10
+  table = memory_table(CFG, cfg, BATCH, CAPACITY, 'float32')
+  assert table['draft weights'] == pytest.approx(weights, rel=0.01)
 
 
 @pytest.mark.parametrize('draft', (plain_model(), ngram_model(slots=7)))

@@ -12,7 +12,7 @@ from spinejax.drafters.checkpoint import model_tensors
 from spinejax.drafters.dflash import dflash
 from spinejax.drafters.dspine import dspine
 from spinejax.train.batch import Batch
-from spinejax.train.objectives import DFLASH, Now
+from spinejax.train.objectives import OBJECTIVES, Now
 from spinejax.train.objectives.dflash import DFlashLoss
 from spinejax.train.objectives.dspine import DSpineLoss, loss_of
 from tests.drafters.runs import Run, load_run, quick_jit
@@ -47,13 +47,14 @@ def inputs(run: Run) -> tuple[TargetView, Batch]:
 def flash_loss(of, params, view, batch):
   """((value, terms), gradients) of a static (config, loss)."""
   return jax.value_and_grad(
-    lambda params: DFLASH.loss(*of, params, view, batch, Now()), has_aux=True
+    lambda params: OBJECTIVES['dflash'].loss(*of, params, view, batch, Now()),
+    has_aux=True,
   )(params)
 
 
 @quick_jit
 def flash_value(of, params, view, batch):
-  return DFLASH.loss(*of, params, view, batch, Now())[0]
+  return OBJECTIVES['dflash'].loss(*of, params, view, batch, Now())[0]
 
 
 def spine_loss(run, beta, batch=None, replace_BA=None):

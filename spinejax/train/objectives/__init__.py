@@ -2,8 +2,17 @@
 
 from spinejax.train.objectives.base import Now, Objective
 from spinejax.train.objectives.dflash import DFLASH
+from spinejax.train.objectives.dflash2 import DFLASH2
+from spinejax.train.objectives.domino import DOMINO
+from spinejax.train.objectives.dspark import DSPARK
 from spinejax.train.objectives.dspine import DSPINE
 
-OBJECTIVES = {'dflash': DFLASH, 'dspine': DSPINE}
+OBJECTIVES = {
+  'dflash': DFLASH,
+  'dflash2': DFLASH2,
+  'domino': DOMINO,
+  'dspark': DSPARK,
+  'dspine': DSPINE,
+}
 
-__all__ = ['DFLASH', 'DSPINE', 'OBJECTIVES', 'Now', 'Objective']
+__all__ = ['OBJECTIVES', 'Now', 'Objective']

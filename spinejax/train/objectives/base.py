@@ -150,11 +150,6 @@ def make_blocks(
   )
 
 
-def proposing(cfg: BackboneConfig, x_BAK: jax.Array) -> jax.Array:
-  """Of [B, A, K, ...] the slots that propose: in place all but the anchor."""
-  return x_BAK[:, :, -cfg.slots :]
-
-
 def over_vocabulary(
   cfg: BackboneConfig,
   blocks: Blocks,
@@ -163,11 +158,12 @@ def over_vocabulary(
   *,
   ce_share: jax.Array | float = 1.0,
   l1_share: jax.Array | float | None = None,
+  base_share: jax.Array | float | None = None,
   candidates: int = 1,
   low_BASE: jax.Array | None = None,
   up_VE: jax.Array | None = None,
 ) -> tuple[jax.Array, Terms]:
-  """The mix of cross-entropy and L1 of all slots; see `vocab_loss`.
+  """The mix of the terms of all slots, by their shares; see `vocab_loss`.
 
   Returns:
     Its value, already over `blocks.total`, and the terms, [B, A, S, ...].
@@ -184,6 +180,8 @@ def over_vocabulary(
       teacher_ND=rows(blocks.teacher_BASD),
       l1_weight_N=weight_N * l1_share,
     )
+  if base_share is not None:
+    aims = dataclasses.replace(aims, base_ce_weight_N=weight_N * base_share)
   trained = Trained(rows(hidden_BASD), rows(low_BASE), up_VE)
   value, terms = vocab_loss(cfg, candidates, view.head_VD, trained, aims)
   shape = blocks.label_BAS.shape

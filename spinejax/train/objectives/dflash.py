@@ -8,17 +8,19 @@ import dataclasses
 
 import jax
 
+from spinejax.drafters import backbone
 from spinejax.drafters.backbone import BackboneConfig, random_backbone
 from spinejax.drafters.dflash import dflash, hidden_states
 from spinejax.train.objectives.base import (
+  Blocks,
   Now,
   Objective,
   check_shares,
   make_blocks,
   over_vocabulary,
-  proposing,
   share_at,
 )
+from spinejax.train.vocab import Terms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +51,28 @@ def loss(cfg, options, params, view, batch, now, total=None, key=None):
   hidden_BAKD = hidden_states(
     cfg, params, view.embed_VD, blocks.anchor_BA, blocks.context, blocks.place
   )
-  mixed = min(options.ce_start, options.ce_end) < 1
+  hidden_BASD = backbone.proposing(cfg, hidden_BAKD)
   value, terms = over_vocabulary(
-    cfg, blocks, view, proposing(cfg, hidden_BAKD),
-    ce_share=now.ce_share, l1_share=1 - now.ce_share if mixed else None,
-  )  # fmt: skip
-  told = {'ce': terms.ce_N, 'weights': blocks.weight_BAS}
-  if mixed:
-    told['l1'] = terms.l1_N
+    cfg, blocks, view, hidden_BASD, **shares(options, now)
+  )
+  return value, told(blocks, terms)
+
+
+def shares(options: DFlashLoss, now: Now) -> dict[str, jax.Array]:
+  """Shares of the terms; no L1 is computed where it never has any."""
+  mixed = min(options.ce_start, options.ce_end) < 1
+  shares = {'ce_share': now.ce_share}
+  return shares | {'l1_share': 1 - now.ce_share} if mixed else shares
+
+
+def told(blocks: Blocks, terms: Terms) -> dict[str, jax.Array]:
+  """What a step tells of the terms over the vocabulary."""
   hit_BAS = terms.candidates_NC[..., 0] == blocks.label_BAS
-  return value, told | {'accuracy_S': blocks.accuracy(hit_BAS)}
+  each = {'ce': terms.ce_N, 'l1': terms.l1_N, 'base_ce': terms.base_ce_N}
+  return {name: x for name, x in each.items() if x is not None} | {
+    'weights': blocks.weight_BAS,
+    'accuracy_S': blocks.accuracy(hit_BAS),
+  }
 
 
 def init(cfg: BackboneConfig, key: jax.Array, axes_DR=None):

@@ -18,13 +18,13 @@ from spinejax.drafters.dspine import (
 )
 from spinejax.errors import InputError
 from spinejax.target import layers as nn
+from spinejax.train.objectives import dflash
 from spinejax.train.objectives.base import (
   Now,
   Objective,
   check_shares,
   make_blocks,
   over_vocabulary,
-  proposing,
   share_at,
 )
 
@@ -109,16 +109,19 @@ def loss_of(cfg, options, params, view, batch, now, total, replace_BA):
   )  # fmt: skip
   l1_share = 1 - now.ce_share
   value, terms = over_vocabulary(
-    cfg, blocks, view, proposing(cfg, out.hidden_BAKD), ce_share=now.ce_share,
-    l1_share=l1_share, candidates=cfg.candidates,
-  )  # fmt: skip
-  told = {'ce': terms.ce_N, 'l1': terms.l1_N, 'weights': blocks.weight_BAS}
-  hit_BAS = terms.candidates_NC[..., 0] == blocks.label_BAS
-  told['accuracy_S'] = blocks.accuracy(hit_BAS)
+    cfg,
+    blocks,
+    view,
+    backbone.proposing(cfg, out.hidden_BAKD),
+    ce_share=now.ce_share,
+    l1_share=l1_share,
+    candidates=cfg.candidates,
+  )
+  told = dflash.told(blocks, terms)
   if cfg.refine:
     ce, l1, hit_BAS = _refined(
       cfg, options, params, view, blocks, terms,
-      proposing(cfg, out.pre_BAKD),
+      backbone.proposing(cfg, out.pre_BAKD),
     )  # fmt: skip
     told['refinement'] = now.ce_share * ce + l1_share * l1
     told['refined_accuracy_S'] = blocks.accuracy(hit_BAS)

@@ -1,0 +1,74 @@
+"""DFlash2's objective: DFlash's, and cross-entropy of the selector.
+
+Its authors' objective is unpublished; this is that of sgl-project/SpecForge
+(`DFlash2.md`): the selector learns to choose among the largest logits behind
+the true token, wherever the label is one of them.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from spinejax.drafters import backbone, dflash2
+from spinejax.drafters.dflash2 import DFlash2Config
+from spinejax.errors import InputError
+from spinejax.target import layers as nn
+from spinejax.train.objectives import dflash
+from spinejax.train.objectives.base import (
+  Objective,
+  make_blocks,
+  over_vocabulary,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DFlash2Loss(dflash.DFlashLoss):
+  """DFlash's, and the weight of the selector's cross-entropy."""
+
+  selector: float = 1.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.selector < 0:
+      raise InputError(f'selector = {self.selector}, expected at least 0')
+
+
+def loss(cfg, options, params, view, batch, now, total=None, key=None):
+  """Terms `ce`, `selector` and, with a share of it, `l1`."""
+  del key
+  blocks = make_blocks(cfg, options, params.backbone, batch, total)
+  hidden_BAKD = dflash2.hidden_states(
+    cfg, params, view.embed_VD, blocks.anchor_BA, blocks.context, blocks.place
+  )
+  hidden_BASD = backbone.proposing(cfg, hidden_BAKD)
+  value, terms = over_vocabulary(
+    cfg, blocks, view, hidden_BASD, candidates=cfg.candidates,
+    **dflash.shares(options, now),
+  )  # fmt: skip
+  told = dflash.told(blocks, terms)
+  # Again, for the gradient: the terms let none through.
+  ids = terms.candidates_NC
+  head = jnp.take(view.head_VD, ids, axis=0)
+  unary = nn.einsum('basd,basnd->basn', hidden_BASD, head, dtype=jnp.float32)
+  scores = dflash2.selector_scores(
+    cfg, params, backbone.cap(cfg, unary), hidden_BASD, blocks.before_BAS, ids
+  )
+  is_label = ids == blocks.label_BAS[..., None]
+  log_r = jax.nn.log_softmax(scores, axis=-1)
+  told['selector'] = -jnp.sum(jnp.where(is_label, log_r, 0.0), axis=-1)
+  best = jnp.argmax(scores, axis=-1)[..., None]
+  hit_BAS = jnp.take_along_axis(is_label, best, axis=-1)[..., 0]
+  told['selected_accuracy_S'] = blocks.accuracy(hit_BAS)
+  return value + options.selector * blocks.mean(told['selector']), told
+
+
+def init(cfg: DFlash2Config, key: jax.Array, axes_DR=None):
+  """Fresh weights: a DFlash, whose convolutions and selector do nothing."""
+  del axes_DR
+  return dflash2.random_dflash2(cfg, key)
+
+
+DFLASH2 = Objective(
+  dflash2.dflash2, DFlash2Config, DFlash2Loss, init, dflash.params, loss
+)
