@@ -18,6 +18,7 @@ from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.request import whole
 from spinejax.decode.slots import check_slots, complete
 from spinejax.errors import InputError
+from spinejax.prompts import REASON
 from spinejax.target.loading import Target
 from spinejax.train.npz import load as load
 from spinejax.train.npz import load_manifest as load_manifest
@@ -42,10 +43,7 @@ OPENINGS = {
   ),
 }  # fmt: skip
 GIVEN, LIKE_GIVEN = 'given', 'like_given'
-_REASON = (
-  '\nPlease reason step by step, and put your final answer within \\boxed{}.'
-)
-SUFFIX = {'problem': _REASON, LIKE_GIVEN: _REASON}
+SUFFIX = {'problem': REASON, LIKE_GIVEN: REASON}
 _WORDS = 5  # of a given prompt, that open a turn like it
 _SHORTEST = 8  # tokens of an answer that is kept
 
