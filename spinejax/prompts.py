@@ -18,9 +18,9 @@ _HUMANEVAL = (
   'Write a solution to the following problem and make sure that it passes the'
   ' tests:\n```python\n{}\n```'
 )
-_ARITHMETIC = (
-  '{}\nPlease reason step by step, and put your final answer within'
-  ' \\boxed{{}}.'
+# Behind a problem with one answer.
+REASON = (
+  '\nPlease reason step by step, and put your final answer within \\boxed{}.'
 )
 _MOST_PROBLEMS = 10_000
 _DEFAULT_PROBLEMS = 100
@@ -155,7 +155,7 @@ def arithmetic(n: int, seed: int = 0) -> PromptSet:
   problems: dict[str, None] = {}  # an ordered set
   while len(problems) < n:
     problems[rng.choice(_PROBLEMS)(rng)] = None
-  turns = tuple((_ARITHMETIC.format(problem),) for problem in problems)
+  turns = tuple((problem + REASON,) for problem in problems)
   return PromptSet('arithmetic', turns)
 
 

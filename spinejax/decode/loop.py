@@ -4,6 +4,7 @@ Every compile variant of decoding is made here: one per (target shape,
 drafter, batch, capacity bucket, greedy or not). State is donated.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -67,15 +68,19 @@ def run_rounds(
   state: DecodeState,
   sampling: Sampling,
   max_rounds: jax.Array,
+  enough: jax.Array | None = None,
 ) -> DecodeState:
   """Rounds until every request is done, at most `max_rounds`, on the device.
 
-  Nothing crosses to the host inside. Donates the state.
+  With `enough`, until so many requests are done. Nothing crosses to the host
+  inside. Donates the state.
   """
 
   def unfinished(carry):
     state, ran = carry
-    return (ran < max_rounds) & ~jnp.all(state.done_B)
+    if enough is None:
+      return (ran < max_rounds) & ~jnp.all(state.done_B)
+    return (ran < max_rounds) & (jnp.sum(state.done_B) < enough)
 
   def body(carry):
     state, ran = carry
@@ -83,3 +88,20 @@ def run_rounds(
     return constrain(state), ran + 1
 
   return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+
+
+@functools.partial(jax.jit, donate_argnames=('state',))
+def put_requests(
+  state: DecodeState, new: DecodeState, slots: jax.Array
+) -> DecodeState:
+  """Puts the requests of `new` into the given rows of `state`.
+
+  A request whose row is past the end is dropped. Both have one capacity and
+  the same stop tokens. Donates `state`.
+  """
+  put = jax.tree.map(
+    lambda whole, part: whole.at[slots].set(part, mode='drop'),
+    dataclasses.replace(state, stop_ids_E=None),
+    dataclasses.replace(new, stop_ids_E=None),
+  )
+  return constrain(dataclasses.replace(put, stop_ids_E=state.stop_ids_E))

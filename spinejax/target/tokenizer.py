@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import jinja2.sandbox
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -77,19 +78,29 @@ class Tokenizer:
     Raises:
       InputError: the text has half a surrogate pair, which no encoding has.
     """
-    try:
-      text.encode('utf-8')
-    except UnicodeEncodeError as error:
-      raise InputError(
-        f'the text is not valid Unicode: {text[error.start]!r} at character '
-        f'{error.start}'
-      ) from None
+    _check_unicode(text)
     return self.inner.encode(text, add_special_tokens=False).ids
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """`encode` of many texts, on all cores.
+
+    Raises:
+      InputError: as `encode`.
+    """
+    for text in texts:
+      _check_unicode(text)
+    done = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+    return [one.ids for one in done]
 
   def decode(self, ids: Sequence[int], keep_special: bool = False) -> str:
     """Text of the ids, by default without special tokens."""
     ids = [int(i) for i in ids]
     return self.inner.decode(ids, skip_special_tokens=not keep_special)
+
+  def decode_batch(self, answers: Sequence[np.ndarray]) -> list[str]:
+    """`decode` of many answers, on all cores."""
+    ids = [answer.tolist() for answer in answers]
+    return self.inner.decode_batch(ids, skip_special_tokens=True)
 
   def render(self, messages: Sequence[dict[str, str]]) -> str:
     """The chat as the model expects it, opened for the assistant's turn.
@@ -102,18 +113,8 @@ class Tokenizer:
     """
     if self.template is None:
       raise InputError('this target has no chat template; pass token ids')
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-      trim_blocks=True, lstrip_blocks=True,
-      extensions=['jinja2.ext.loopcontrols'],
-    )  # fmt: skip
-
-    def refuse(message):
-      raise jinja2.TemplateError(message)
-
-    env.globals['raise_exception'] = refuse
-    env.globals['strftime_now'] = lambda f: datetime.datetime.now().strftime(f)
     try:
-      return env.from_string(self.template).render(
+      return _compiled(self.template).render(
         messages=list(messages), add_generation_prompt=True, **self.specials
       )
     except jinja2.TemplateError as error:
@@ -123,6 +124,12 @@ class Tokenizer:
         f'chat template: {type(error).__name__}: {one_line(error)}'
       ) from None
 
+  def encode_turns(self, turns: Sequence[str]) -> list[list[int]]:
+    """Ids of many chats of one user turn each."""
+    return self.encode_batch(
+      [self.render([{'role': 'user', 'content': turn}]) for turn in turns]
+    )
+
   def encode_chat(self, turns: Sequence[str]) -> list[int]:
     """Ids of a chat of user and assistant turns, alternating."""
     roles = ('user', 'assistant')
@@ -131,6 +138,32 @@ class Tokenizer:
         [{'role': roles[i % 2], 'content': t} for i, t in enumerate(turns)]
       )
     )
+
+
+def _check_unicode(text: str) -> None:
+  try:
+    text.encode('utf-8')
+  except UnicodeEncodeError as error:
+    raise InputError(
+      f'the text is not valid Unicode: {text[error.start]!r} at character '
+      f'{error.start}'
+    ) from None
+
+
+@functools.lru_cache
+def _compiled(template: str) -> jinja2.Template:
+  """A chat template, compiled once for all chats."""
+  env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True,
+    extensions=['jinja2.ext.loopcontrols'],
+  )  # fmt: skip
+
+  def refuse(message):
+    raise jinja2.TemplateError(message)
+
+  env.globals['raise_exception'] = refuse
+  env.globals['strftime_now'] = lambda f: datetime.datetime.now().strftime(f)
+  return env.from_string(template)
 
 
 def tokenizer_of_gguf(fields: dict, source: str) -> Tokenizer:

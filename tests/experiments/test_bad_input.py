@@ -243,6 +243,10 @@ def test_train_drafter(refused_by, tmp_path):
       {f'openings.{kind}': 0 for kind in ('chat', 'code', 'problem')},
       'openings are all 0, and there are no prompts to answer',
     ),
+    (dict(shard=0), 'shard = 0, expected at least 1'),
+    (dict(turn_temperature=0.0), 'turn_temperature = 0.0, expected above 0'),
+    (dict(mesh='rows=2'), "mesh = 'rows=2', expected sizes of data and model"),
+    (dict(mesh='data=64'), "mesh = 'data=64' needs 64 devices, there are 1"),
     (
       dict(target=TINY),
       'length = 384 exceeds the context of 128 that qwen3 was trained for',

@@ -13,11 +13,14 @@ from spinejax.decode.compare import SAME_ROWS
 from spinejax.drafters.loading import load_drafter
 from spinejax.report import results
 from spinejax.target.loading import load_target
-from spinejax.train import self_data
+from spinejax.train import npz
+from spinejax.train.input import make_input
+from spinejax.train.shards import Sequences, open_data
 from tests.experiments import binaries
 
 TINY = pathlib.Path(__file__).parents[1] / 'golden' / 'transformers' / 'qwen3'
 DECODE = '--config=configs/decode_smollm2.py:demo'
+TURNS = ('Hi.', 'Name a sea.', 'One, two?', 'Why?', 'Add 2 and 3.', 'No.')
 SHAPE = ('layers=1', 'block=4', 'mask_id=3', 'taps=1', 'rank=16', 'message=8')
 
 
@@ -41,9 +44,8 @@ def tags(folder: pathlib.Path) -> dict[str, list[str]]:
 def tmp(tmp_path_factory) -> pathlib.Path:
   """A folder with prompts, in both kinds of file."""
   folder = tmp_path_factory.mktemp('binaries')
-  turns = ['Hi.', 'Name a sea.', 'One, two?', 'Why?', 'Add 2 and 3.', 'No.']
   (folder / 'lines.jsonl').write_text(
-    ''.join(json.dumps({'turns': [turn]}) + '\n' for turn in turns)
+    ''.join(json.dumps({'turns': [turn]}) + '\n' for turn in TURNS)
   )
   (folder / 'blocks.txt').write_text('First.\n\nSecond,\nin two lines.\n')
   return folder
@@ -52,47 +54,85 @@ def tmp(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope='module')
 def data(tmp):
   """What `write_data` writes with a target of random weights."""
-  done = binaries.fork(
+  return write_data(tmp), tmp / 'data'
+
+
+def write_data(tmp, **fields):
+  kinds = dict(chat=0, code=0, problem=0, like_given=4)
+  fields |= {f'openings.{kind}': count for kind, count in kinds.items()}
+  return binaries.fork(
     'write_data',
-    '--config=configs/write_smollm2.py',
+    '--config=configs/write_smollm2.py:toy',
     *config(
-      target=TINY, dtype='float32', out=tmp / 'data', length=64, max_prompt=40,
-      max_turn=12, batch=4, capacity=128, prompts=tmp / 'lines.jsonl',
+      target=TINY, out=tmp / 'data', length=64, max_prompt=40, max_turn=12,
+      batch=4, shard=5, prompts=tmp / 'lines.jsonl', **fields,
     ),
-    *config(**{f'openings.{kind}': 0 for kind in ('chat', 'code', 'problem')}),
-    *config(**{'openings.like_given': 1}),
   )  # fmt: skip
-  return done, tmp / 'data'
 
 
 def test_write_data(data):
   done, folder = data
   assert succeeded(done)[-1] == str(folder / 'manifest.json')
   assert {x.name for x in folder.iterdir()} == {
-    'manifest.json', 'sequences.npz',
+    'manifest.json', 'shard-00000.arrayrecord', 'shard-00001.arrayrecord',
   }  # fmt: skip
-  manifest = self_data.load_manifest(folder / 'sequences.npz')
-  written = self_data.load(folder / 'sequences.npz')
   target = load_target(str(TINY))
-  assert manifest['target'] == 'qwen3'
-  assert manifest['head_hash'] == target.head_hash
-  assert manifest['sequences'] == len(written.length_N) >= 4
-  assert manifest['tokens'] == written.length_N.sum()
-  assert manifest['prompts_by_kind']['given'] == 6
-  # The first of them answers the first prompt.
-  prompt = target.tokenizer.encode_chat(['Hi.'])
-  assert written.tokens_NT[0, : len(prompt)].tolist() == prompt
-  assert written.answer_N[0] == len(prompt)
+  found = open_data(folder, target=target, longest=64)
+  manifest = found.manifest
+  assert manifest['finished'] and manifest['target'] == 'qwen3'
+  assert manifest['sequences'] == len(found) >= 4
+  assert manifest['tokens'] == found.length_N.sum()
+  # One of the six answers is too short to be kept.
+  assert manifest['kinds']['given']['sequences'] == 5
+  assert len(manifest['config']['prompts_sha256']) == 64
+  # The prompts are there, each with an answer.
+  batch = next(make_input(found, batch=len(found), length=64, seed=0))
+  prompts = {
+    tuple(row[:answer])
+    for row, answer in zip(
+      batch['tokens_BT'].tolist(), batch['answer_B'], strict=True
+    )
+  }
+  asked = [target.tokenizer.encode_chat([turn]) for turn in TURNS]
+  assert len(prompts & {tuple(ids) for ids in asked}) == 5
+
+
+def test_write_data_again_changes_nothing(data):
+  done, folder = data
+  before = {x.name: x.read_bytes() for x in folder.iterdir()}
+  again = write_data(folder.parent)
+  assert succeeded(again) == succeeded(done)
+  assert {x.name: x.read_bytes() for x in folder.iterdir()} == before
+  other = write_data(folder.parent, seed=1)
+  assert other.status == 2
+  assert other.err == (
+    f'error: {folder}/manifest.json: data with config.seed = 0 lies there, not '
+    '1; choose another folder\n'
+  )
 
 
 @pytest.fixture(scope='module')
-def trained(tmp, data):
+def one_file(data, tmp):
+  """The same as one array, as `train_drafter` reads it."""
+  found = open_data(data[1])
+  first = next(make_input(found, batch=5, length=64, seed=0))
+  (tmp / 'one').mkdir()
+  path = tmp / 'one' / 'sequences.npz'
+  sequences = Sequences(
+    first['tokens_BT'], first['answer_B'], first['length_B']
+  )
+  npz.save(sequences, path, found.manifest)
+  return path
+
+
+@pytest.fixture(scope='module')
+def trained(tmp, one_file):
   """A drafter trained on that for a few steps."""
   done = binaries.fork(
     'train_drafter',
     '--config=configs/train_smollm2_dspine.py',
     *config(
-      target=TINY, dtype='float32', data=data[1] / 'sequences.npz',
+      target=TINY, dtype='float32', data=one_file,
       out=tmp / 'mine', batch=4, log_every=2,
     ),
     *(f'--config.drafter.{field}' for field in SHAPE),
@@ -101,14 +141,14 @@ def trained(tmp, data):
   return done, tmp / 'mine'
 
 
-def test_train_drafter(trained, data):
+def test_train_drafter(trained, one_file):
   done, folder = trained
   assert succeeded(done) == [str(folder)]
   target = load_target(str(TINY))
   model = load_drafter(folder, target)
   assert (model.drafter.name, model.drafter.slots) == ('dspine', 3)
   assert model.card['steps'] == 4
-  manifest = json.loads((data[1] / 'manifest.json').read_text())
+  manifest = json.loads(one_file.with_name('manifest.json').read_text())
   assert model.card['data'] == manifest
   found = set(tags(folder / 'tensorboard')['scalars'])
   assert found >= {'loss', 'ce', 'l1', 'refinement', 'alignment', 'grad_norm'}

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from spinejax.target.tokenizer import tokenizer_of_gguf, tokenizer_of_hf
@@ -50,6 +51,21 @@ def test_chats_render_as_in_transformers(tokenizer, expected):
     rendered = tokenizer.render(case['messages'])
     assert rendered == case['rendered']
     assert tokenizer.encode(rendered) == case['ids']
+
+
+def test_many_at_once_as_one_by_one(tokenizer, expected, refused):
+  texts = [case['text'] for case in expected['texts']]
+  ids = [tokenizer.encode(text) for text in texts]
+  assert tokenizer.encode_batch(texts) == ids
+  assert tokenizer.decode_batch([np.array(x, np.int32) for x in ids]) == [
+    tokenizer.decode(x) for x in ids
+  ]
+  turns = ['Hi.', ' {{ x }} ']
+  assert tokenizer.encode_turns(turns) == [
+    tokenizer.encode_chat([turn]) for turn in turns
+  ]
+  with refused("the text is not valid Unicode: '\\ud800' at character 1"):
+    tokenizer.encode_batch(['a', 'b\ud800'])
 
 
 def test_turns_alternate_between_user_and_assistant(tokenizer, expected):

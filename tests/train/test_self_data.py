@@ -1,18 +1,20 @@
-"""Data that a target writes: what is kept, and how it is stored."""
+"""Data that a target writes: what is asked, what is kept, what is refused."""
 
 import dataclasses
-import types
 
-import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordReader
 
-from spinejax.decode.generate import Completion
 from spinejax.drafters.loading import plain_model
 from spinejax.train import self_data
-from spinejax.train.self_data import Sequences
+from spinejax.train.self_data import GIVEN, LIKE_GIVEN, Settings, Start
+from spinejax.train.shards import decode, open_data
 from tests.decode import toy
 
-LENGTH = 40
+HOW = Settings(
+  length=40, max_prompt=30, max_turn=12, batch=4, shard=8, seed=3,
+  turn_temperature=1.0, turn_top_k=20, temperature=0.0, top_k=0,
+)  # fmt: skip
 
 
 class Chat(toy.Ids):
@@ -23,219 +25,217 @@ class Chat(toy.Ids):
     assert message['role'] == 'user'
     return f'1 2 {message["content"]} 3'
 
-  def encode(self, text):
-    return [int(i) for i in text.split()]
+  def encode_batch(self, texts):
+    return [[int(i) for i in text.split()] for text in texts]
 
-  def encode_chat(self, turns):
-    return self.encode(self.render([{'role': 'user', 'content': turns[0]}]))
+  def encode_turns(self, turns):
+    chats = [[{'role': 'user', 'content': turn}] for turn in turns]
+    return self.encode_batch([self.render(chat) for chat in chats])
+
+  def decode_batch(self, answers):
+    return [
+      ' ' + self.decode(i for i in ids if i not in self.stop_ids)
+      for ids in answers
+    ]
 
 
-def target(**changes):
+@pytest.fixture(autouse=True)
+def suffix(monkeypatch):
+  """In ids, as all texts of this target."""
+  monkeypatch.setattr(self_data, 'SUFFIX', {LIKE_GIVEN: ' 17'})
+
+
+def target(*stop_ids):
   tokenizer = Chat()
-  for name, value in changes.items():
-    setattr(tokenizer, name, value)
+  tokenizer.stop_ids = stop_ids or toy.STOPS
   return dataclasses.replace(toy.target(), tokenizer=tokenizer)
 
 
-def sequences(*rows, answer=2) -> Sequences:
-  tokens_NT = np.zeros((len(rows), 6), np.int32)
-  for row, tokens in zip(tokens_NT, rows, strict=True):
-    row[: len(tokens)] = tokens
-  return Sequences(
-    tokens_NT,
-    np.full(len(rows), answer, np.int32),
-    np.array([len(row) for row in rows], np.int32),
-  )
+# A target that stops, sooner or later.
+STOPS = (7, 30)
+OPENED = [Start('chat', str(i)) for i in range(20, 32)]
+GIVEN_TURNS = [
+  Start(GIVEN, ' '.join(str(t) for t in turn))
+  for turn in toy.prompts(3, 9, 14, 3, 27, 28, seed=23)
+]
 
 
-def test_loss_mask_is_the_answer_and_the_token_before():
-  data = Sequences(
-    np.zeros((4, 6), np.int32), np.array([2, 1, 5, 3]), np.array([5, 6, 6, 3])
-  )
-  mask = data.loss_mask()
-  np.testing.assert_array_equal(
-    mask,
-    [
-      [0, 1, 1, 1, 1, 0],
-      [1, 1, 1, 1, 1, 1],
-      [0, 0, 0, 0, 1, 1],
-      [0, 0, 1, 0, 0, 0],  # no answer
-    ],
-  )
-  assert mask.dtype == np.float32
-
-
-def test_long_prompts_are_dropped():
-  turns = ['4 5', '4 5 6', ' '.join('9' * 10), '7']
-  found = self_data.encode_turns(target(), turns, max_prompt=6)
-  assert found == [[1, 2, 4, 5, 3], [1, 2, 4, 5, 6, 3], [1, 2, 7, 3]]
-
-
-@pytest.fixture(scope='module')
-def prompts():
-  return toy.prompts(3, 20, LENGTH - 8, LENGTH - 7, 1)
-
-
-@pytest.fixture(scope='module')
-def whole(prompts):
-  """Answers that nothing stops."""
-  return self_data.answer(target(), prompts, LENGTH)
-
-
-def test_answers_end_at_the_length(prompts, whole):
-  # Of the fourth prompt 7 tokens of answer would be left.
-  kept = [p for i, p in enumerate(prompts) if i != 3]
-  assert whole.tokens_NT.shape == (4, LENGTH)
-  assert whole.length_N.tolist() == [LENGTH] * 4
-  assert whole.answer_N.tolist() == [len(p) for p in kept]
-  room = [LENGTH - len(p) for p in kept]
-  wanted = toy.answers(
-    target(), plain_model(), kept, max_new_tokens=room, capacity=128
-  )
-  for row, prompt, answer in zip(whole.tokens_NT, kept, wanted, strict=True):
-    assert row.tolist() == [*prompt, *answer]
-
-
-def test_answers_end_with_a_stop_token(prompts, whole):
-  """The stop token belongs to the answer; short answers are dropped."""
-  answer = whole.tokens_NT[0, 3:].tolist()
-  stop = next(t for t in answer[8:] if t not in answer[:8])
-  data = self_data.answer(target(stop_ids=(stop, stop)), prompts, LENGTH)
-  expected, lengths = [], []
-  for row, start in zip(whole.tokens_NT, whole.answer_N, strict=True):
-    tail = row[start:].tolist()
-    size = tail.index(stop) + 1 if stop in tail else len(tail)
-    if size >= 8:
-      lengths.append(start + size)
-      expected.append([*row[: start + size], *[0] * (LENGTH - start - size)])
-  assert 11 < lengths[0] < LENGTH
-  np.testing.assert_array_equal(data.tokens_NT, expected)
-  assert data.length_N.tolist() == lengths
-
-
-def test_user_turns_that_do_not_stop_are_dropped(monkeypatch):
-  asked = {}
-
-  def generate(target, draft, prompts, **settings):
-    asked.update(settings, prompts=prompts, slots=draft.drafter.slots)
-    said = [('8 9', 'stop'), ('8', 'length'), ('', 'stop'), (' ', 'stop')]
-    return types.SimpleNamespace(
-      completions=[
-        Completion(text, np.array([0]), 3, finish, 1, np.array([1]))
-        for text, finish in said
-      ]
+def written(folder):
+  data = open_data(folder, target=target(), longest=HOW.length)
+  return data.manifest, [
+    (tokens.tolist(), answer)
+    for path in data.paths
+    for tokens, answer in (
+      decode(record, data.dtype)
+      for record in ArrayRecordReader(path).read_all()
     )
-
-  monkeypatch.setattr(self_data, 'generate', generate)
-  turns = self_data.write_user_turns(
-    target(), ['4 ', '5 ', '6', ''], seed=11, max_tokens=7, capacity=64
-  )
-  # The third is its opening alone, the last one blank.
-  assert turns == ['4 8 9', '6']
-  # Behind the opened user turn, which nothing closes.
-  assert asked['prompts'] == [[1, 2, 4], [1, 2, 5], [1, 2, 6], [1, 2]]
-  assert asked['temperature'] == 1.0 and asked['top_k'] == 64
-  assert (asked['seed'], asked['max_new_tokens']) == (11, 7)
-  assert (asked['capacity'], asked['slots']) == (64, 0)
+  ]
 
 
-def test_join_drops_repetitions(refused):
-  a = sequences([5, 5, 5], [1, 2, 3, 4])
-  b = sequences([1, 2, 3], [5, 5, 5], [9], [9], answer=1)
-  joined = self_data.join([a, b])
-  # The first of equal ones stays, with what belongs to it.
-  np.testing.assert_array_equal(
-    joined.tokens_NT,
-    sequences([5, 5, 5], [1, 2, 3, 4], [1, 2, 3], [9]).tokens_NT,
-  )
-  assert joined.answer_N.tolist() == [2, 2, 1, 1]
-  assert joined.length_N.tolist() == [3, 4, 3, 1]
-  for parts in ([], [sequences()]):
-    with refused('no sequences: every prompt ... dropped'):
-      self_data.join(parts)
+def contents(folder):
+  return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize('largest, stored', ((65535, 'u2'), (65536, 'u4')))
-def test_round_trip(tmp_path, largest, stored):
-  data = sequences([3, 0, largest, 7, 1], [1, 2])
-  path = tmp_path / 'new' / 'sequences.npz'
-  self_data.save(data, path, {})
-  read = self_data.load(path)
-  for field in ('tokens_NT', 'answer_N', 'length_N'):
-    np.testing.assert_array_equal(getattr(read, field), getattr(data, field))
-  assert read.tokens_NT.dtype == np.int32
-  with np.load(path) as file:
-    assert file['tokens'].dtype == np.dtype(stored)
-  left = sorted(p.name for p in path.parent.iterdir())
-  assert left == ['manifest.json', path.name]
-
-
-def damage(path, how):
-  good = sequences([1, 2, 3], [4, 5])
-  arrays = dict(tokens=good.tokens_NT, answer=good.answer_N)
-  if how == 'text':
-    path.write_text('{"tokens": []}\nsecond line\n')
-  elif how == 'empty':
-    path.write_bytes(b'')
-  elif how == 'truncated':
-    self_data.save(good, path, {})
-    path.write_bytes(path.read_bytes()[:-60])
-  elif how == 'npy':
-    with open(path, 'wb') as file:
-      np.save(file, good.tokens_NT)
-  elif how == 'field missing':
-    np.savez(path, **arrays)
-  elif how == 'lengths of others':
-    np.savez(path, **arrays, length=np.array([3, 2, 2]))
-  elif how == 'length beyond the end':
-    np.savez(path, **arrays, length=np.array([3, 7]))
-  elif how == 'no sequences':
-    np.savez(path, tokens=np.zeros((0, 6)), answer=[], length=[])
-  elif how == 'folder':
-    path.mkdir()
+def test_a_plan_has_what_was_asked_for():
+  given = ['one two three four five six seven', 'a b']
+  openings = {'chat': 3, 'code': 40, LIKE_GIVEN: 20, 'problem': 0}
+  starts = self_data.plan(openings, given, True, seed=1)
+  kinds = [s.kind for s in starts]
+  assert len(starts) == 65 and kinds.count(GIVEN) == 2
+  assert {k: kinds.count(k) for k in openings} == openings
+  assert kinds != sorted(kinds)
+  texts = {k: {s.text for s in starts if s.kind == k} for k in kinds}
+  assert texts['code'] == set(self_data.OPENINGS['code'])
+  assert texts['chat'] == {''} and texts[GIVEN] == set(given)
+  assert texts[LIKE_GIVEN] == {'one two three four five', 'a b'}
+  assert starts == self_data.plan(openings, given, True, seed=1)
+  assert starts != self_data.plan(openings, given, True, seed=2)
+  kinds = {s.kind for s in self_data.plan(openings, given, False, seed=1)}
+  assert kinds == {'chat', 'code', LIKE_GIVEN}
 
 
 @pytest.mark.parametrize(
-  'how',
+  'openings, given, message',
   (
-    'text', 'empty', 'truncated', 'npy', 'field missing', 'lengths of others',
-    'length beyond the end', 'no sequences', 'folder',
+    ({'chat': -1}, [], 'openings.chat = -1, expected at least 0'),
+    ({'caht': 1}, [], 'openings.caht is not known, expected chat, code, ...'),
+    ({LIKE_GIVEN: 1}, [], 'openings.like_given needs prompts, a file'),
+    ({'chat': 0}, [], 'openings are all 0, and there are no prompts ...'),
+    ({'chat': 0}, ['a'], 'openings are all 0, and there are no prompts ...'),
   ),
-)  # fmt: skip
-def test_damaged_files(tmp_path, how, refused):
-  path = tmp_path / 'sequences.npz'
-  damage(path, how)
-  with refused(f'{path}: not a data file (...)'):
-    self_data.load(path)
+)
+def test_plans_that_are_refused(openings, given, message, refused):
+  with refused(message):
+    self_data.plan(openings, given, False, seed=0)
 
 
-def test_missing_file(tmp_path, refused):
-  path = tmp_path / 'sequences.npz'
-  with refused(f'{path}: no such file; write it first'):
-    self_data.load(path)
-
-
-def test_manifest(tmp_path, refused):
-  path = tmp_path / 'sequences.npz'
-  manifest = tmp_path / 'manifest.json'
-  with refused(f'{manifest}: no such file'):
-    self_data.load_manifest(path)
-  manifest.write_text('{"target": ')
-  with refused(f'{manifest}: not valid JSON (...)'):
-    self_data.load_manifest(path)
-  manifest.write_text('{"target": "tiny"}')
-  with refused(f"{manifest}: 'head_hash' is missing"):
-    self_data.load_manifest(path)
-  data = sequences([5, 5, 5], [1, 2, 3, 4])
-  told = {'target': 'tiny', 'head_hash': 'ab', 'config': {'out': '/a/b'}}
-  self_data.save(data, path, told)
-  found = self_data.load_manifest(path)
-  assert found['config'] == {'out': 'path/to/b'}
-  assert found['target'] == 'tiny' and len(found['sha256']) == 64
-  # What a kill between the two writes leaves: other data, the old manifest.
-  path.write_bytes(b'other')
-  with refused(
-    f'{manifest} does not describe sequences.npz (an interrupted write?); '
-    'write the data again'
+def test_user_turns():
+  """Sampled behind the opened turn; those that do not end are dropped."""
+  starts = [*OPENED, GIVEN_TURNS[0], Start(LIKE_GIVEN, '4 6')]
+  turns, sampled = self_data.user_turns(target(*STOPS), starts, 70, HOW)
+  prompts = [[1, 2, *map(int, s.text.split())] for s in starts]
+  answers = [
+    toy.answers(
+      target(), plain_model(), [prompt], max_new_tokens=HOW.max_turn,
+      temperature=1.0, top_k=20, seed=70 + i, stop_ids=STOPS,
+    )[0]
+    for i, prompt in enumerate(prompts)
+  ]  # fmt: skip
+  del answers[len(OPENED)]
+  assert sampled == sum(map(len, answers))
+  assert turns.pop(len(OPENED)) == GIVEN_TURNS[0].text  # as it is
+  kept = 0
+  for start, turn, answer in zip(
+    [*OPENED, starts[-1]], turns, answers, strict=True
   ):
-    self_data.load_manifest(path)
+    if answer[-1] in STOPS:
+      words = [start.text, *map(str, answer[:-1])]
+      words += ['17'] * (start.kind == LIKE_GIVEN)
+      assert turn.split() == words
+      kept += 1
+    else:
+      assert turn is None and len(answer) == HOW.max_turn
+  assert 0 < kept < len(answers)
+
+
+def test_answers(tmp_path):
+  """Greedy, to the stop token or the length; what is short or long goes."""
+  self_data.write(target(*STOPS), GIVEN_TURNS, HOW, tmp_path, {})
+  manifest, found = written(tmp_path)
+  wanted = []
+  for start in GIVEN_TURNS:
+    prompt = [1, 2, *map(int, start.text.split()), 3]
+    if len(prompt) > HOW.max_prompt:
+      continue
+    (answer,) = toy.answers(
+      target(), plain_model(), [prompt], stop_ids=STOPS,
+      max_new_tokens=HOW.length - len(prompt),
+    )  # fmt: skip
+    if len(answer) >= 8:
+      wanted.append(([*prompt, *answer], len(prompt)))
+  assert found == wanted and len(found) == len(GIVEN_TURNS) - 2
+  assert manifest['kinds'][GIVEN]['sequences'] == len(found)
+  assert manifest['answer_tokens'] == sum(len(t) - a for t, a in found)
+  ends = [t[-1] in STOPS for t, _ in found]
+  assert any(ends)
+
+
+def test_sampled_answers(tmp_path):
+  how = dataclasses.replace(HOW, temperature=1.0, top_k=30)
+  self_data.write(target(), GIVEN_TURNS[1:2], how, tmp_path, {})
+  _, ((tokens, start),) = written(tmp_path)
+  (answer,) = toy.answers(
+    target(), plain_model(), [tokens[:start]], temperature=1.0, top_k=30,
+    seed=HOW.seed, max_new_tokens=HOW.length - start,
+  )  # fmt: skip
+  assert tokens[start:] == answer
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+  starts = [*OPENED, *GIVEN_TURNS]
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  told = self_data.write(target(*STOPS), starts, HOW, whole, {})
+  assert len(told['shards']) == 3 and told['finished']
+  assert set(told['kinds']) == {'chat', GIVEN}
+  made = self_data._sequences
+
+  def die(target, some, seed, how):
+    if seed > HOW.seed + HOW.shard:
+      raise KeyboardInterrupt
+    return made(target, some, seed, how)
+
+  monkeypatch.setattr(self_data, '_sequences', die)
+  with pytest.raises(KeyboardInterrupt):
+    self_data.write(target(*STOPS), starts, HOW, killed, {})
+  assert len(contents(killed)) == 3  # two shards and the manifest
+  monkeypatch.undo()
+  self_data.write(target(*STOPS), starts, HOW, killed, {})
+  assert contents(killed) == contents(whole)
+
+
+def test_repetitions_are_dropped(tmp_path):
+  told = self_data.write(target(), GIVEN_TURNS[1:2] * 20, HOW, tmp_path, {})
+  assert (told['sequences'], told['repetitions']) == (1, 19)
+
+
+def test_nothing_is_kept(tmp_path, refused):
+  with refused('no sequences: every prompt was too long, or ... dropped'):
+    self_data.write(target(), GIVEN_TURNS[-1:], HOW, tmp_path, {})
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  (
+    (dict(batch=0), 'batch = 0, expected at least 1'),
+    (dict(shard=0), 'shard = 0, expected at least 1'),
+    (dict(seed=-1), 'seed = -1, expected 0...'),
+    (
+      dict(max_prompt=33),
+      'length = 40, expected at least 8 more than max_prompt = 33',
+    ),
+    (dict(turn_temperature=0), 'turn_temperature = 0, expected above 0: ...'),
+    (dict(turn_top_k=-1), 'top_k = -1, expected a whole number, ...'),
+    (dict(temperature=-1.0), 'temperature = -1.0, expected 0 (greedy) ...'),
+  ),
+)
+def test_settings_that_are_refused(changes, message, refused):
+  with refused(message):
+    dataclasses.replace(HOW, **changes)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  (
+    (
+      dict(length=513),
+      'length = 513 exceeds the context of 512 that toy-qwen3 was trained for',
+    ),
+    (dict(max_turn=510), 'max_turn = 510 exceeds the context of 512 that ...'),
+    (dict(batch=10**7), 'batch ... needs ... GiB ...'),
+  ),
+)
+def test_what_the_target_cannot_write(tmp_path, changes, message, refused):
+  how = dataclasses.replace(HOW, **changes)
+  with refused(message):
+    self_data.write(target(), OPENED, how, tmp_path, {})
+  assert not contents(tmp_path)

@@ -18,6 +18,7 @@ from spinejax.verify.sampling import (
   Sampling,
   Stream,
   gumbel,
+  kth_largest,
   law,
   round_keys,
 )
@@ -182,3 +183,31 @@ def test_make_refuses_another_number_of_values(refused):
     Sampling.make(2, 1.0, [1, 2, 3])
   with refused('temperature = -1.0, expected 0 (greedy) or 0.0001..10000'):
     Sampling.make(2, [0.5, -1.0])
+
+
+def test_kth_largest_is_that_of_a_sort():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(6, 2, 301)).astype(np.float32) * 1e3
+  x[0, 0, :200] = -np.inf
+  x[1, 0] = np.round(x[1, 0] / 1e3)  # ties, and both zeros
+  x[1, 1, :7], x[2, 0, 5] = -0.0, np.inf
+  k = np.array([1, 2, 60, 150, 301, 999])[:, None, None]
+  found = kth_largest(jnp.asarray(x), jnp.asarray(k))
+  ordered = -np.sort(-x, axis=-1)
+  wanted = np.take_along_axis(
+    ordered, np.broadcast_to(np.minimum(k, 301) - 1, (6, 2, 1)), -1
+  )
+  np.testing.assert_array_equal(found, wanted)
+
+
+def test_top_k_alone_keeps_what_the_sort_keeps():
+  """Two ways to one law: without, and with, somebody who asks for top-p."""
+  rng = np.random.default_rng(1)
+  logits = jnp.asarray(rng.normal(size=(5, 97)), jnp.float32)
+  top_k, cold = [0, 1, 7, 97, 500], [1.0, 0.5, 2.0, 1.0, 1.0]
+  alone = Sampling.make(5, cold, top_k)
+  beside = Sampling.make(6, [*cold, 1.0], [*top_k, 0], [1.0] * 5 + [0.5])
+  both = law(jnp.concatenate([logits, logits[:1]]), beside)
+  np.testing.assert_array_equal(law(logits, alone), both[:5])
+  kept = np.count_nonzero(both, axis=-1)
+  assert kept[:5].tolist() == [97, 1, 7, 97, 97] and kept[5] < 97
