@@ -1,68 +1,100 @@
-"""Trains a DSpine drafter on data its target wrote."""
+"""Trains a drafter on data its target wrote."""
 
-import pathlib
+import functools
+import time
 
 import numpy as np
 from absl import logging
 
 from experiments import common
-from spinejax.decode.request import whole
+from spinejax.compat.checkpointing import Checkpoints
 from spinejax.drafters.bundle import write_bundle
 from spinejax.drafters.codes import codes_hash
-from spinejax.drafters.dspine import dspine
 from spinejax.drafters.files import check_destination
-from spinejax.drafters.loading import DraftModel
 from spinejax.errors import InputError
 from spinejax.report.results import portable
 from spinejax.report.tensorboard import Writer
+from spinejax.sharding import make_mesh
 from spinejax.target.loading import load_target
-from spinejax.train import self_data
-from spinejax.train.fit import check, drafter_config, fit
+from spinejax.train import evaluate, loop, setup
+from spinejax.train.input import make_holdout, make_input
+from spinejax.train.shards import open_data
 from spinejax.train.step import TrainConfig
+
+# Of a config, what may differ when a run is taken up again.
+_FREE = ('out', 'data', 'workers', 'mesh', 'every', 'evaluate', 'target')
+
+
+def logged(writer: Writer, step: int, scalars: dict) -> None:
+  """To TensorBoard, and a line to the log."""
+  flat = {k: float(v) for k, v in scalars.items() if not np.ndim(v)}
+  for k, v in scalars.items():
+    if np.ndim(v):
+      flat |= {f'{k[:-2]}/{j + 1}': float(x) for j, x in enumerate(v)}
+  writer.scalars(step, flat)
+  shown = ('loss', 'ce', 'tokens_per_s', 'tokens_per_round')
+  logging.info(
+    'step %d: %s', step, ', '.join(f'{k} {flat[k]:.4g}' for k in shown if k in flat)
+  )  # fmt: skip
+
+
+def held_out(config, target, data, task, frozen, state) -> float:
+  """Tokens a round on prompts of sequences that are not trained on."""
+  count, length = config.holdout, config.length
+  batch = next(make_holdout(data, batch=count, length=length, holdout=count))
+  pairs = zip(batch['tokens_BT'], batch['answer_B'], strict=True)
+  done = evaluate.answers(
+    target,
+    evaluate.drafter_of(task, frozen, state),
+    [tokens[:answer] for tokens, answer in pairs],
+    max_new_tokens=config.evaluate.max_new_tokens,
+  )
+  return evaluate.tokens_per_round(done).value
 
 
 def main(config):
-  train = TrainConfig(**config.training)
-  data = self_data.load(pathlib.Path(config.data))
-  manifest = self_data.load_manifest(pathlib.Path(config.data))
-  whole('training.seed', train.seed, 0, 2**31)
+  train, every = TrainConfig(**config.training), loop.Every(**config.every)
+  common.positive(config, 'batch', 'length')
   dtype, out = common.dtype(config.dtype), common.folder(config.out)
   check_destination(out)
-  common.folder(out / 'tensorboard')
-  target = load_target(config.target, dtype)
-  if manifest['head_hash'] != target.head_hash:
-    raise InputError(
-      f'{config.data}: written by {manifest["target"]}, not by {target.name}'
-    )
-  cfg = drafter_config(target.cfg, **config.drafter)
-  of = (target, cfg, data, train)
-  how = {x: config[x] for x in ('batch', 'seconds', 'log_every')}
-  check(*of, **how)
+  if config.every.evaluate and not config.holdout:
+    raise InputError('every.evaluate needs holdout, sequences to evaluate on')
+  target = load_target(config.target, dtype, mesh=make_mesh(config.mesh))
+  setup.check_batch(target, train, config.batch, config.length)
+  data = open_data(config.data, target=target, longest=config.length)
+  feed = make_input(
+    data, batch=config.batch, length=config.length, seed=train.seed,
+    workers=config.workers, buckets=config.buckets, holdout=config.holdout,
+  )  # fmt: skip
+  begun = setup.start(
+    target, config.method, train, drafter=config.drafter, loss=config.loss
+  )
+  task, frozen = begun.task, begun.frozen
+  about = portable(
+    {k: v for k, v in config.to_dict().items() if k not in _FREE}
+  ) | {'head_hash': target.head_hash, 'data_hash': data.manifest['shards']}
+  checkpoints = Checkpoints(out / 'checkpoints')
+  state = loop.resume(checkpoints, begun.state, feed, about)
+  began = time.perf_counter()
   with Writer(out / 'tensorboard') as writer:
-
-    def log(step, scalars):
-      flat = {k: float(v) for k, v in scalars.items() if not v.ndim}
-      for k, v in scalars.items():
-        if v.ndim:
-          flat |= {f'{k[:-2]}/{j + 1}': float(x) for j, x in enumerate(v)}
-      writer.scalars(step, flat)
-      logging.info(
-        'step %d loss %.3f ce %.3f refined accuracy of slots 1-4 %s', step,
-        flat['loss'], flat['ce'],
-        np.round(scalars['refined_accuracy_S'][:4], 3),
-      )  # fmt: skip
-
-    done = fit(*of, **how, log=log)
+    state = loop.run(
+      task, train, frozen, state, feed, every=every,
+      log=functools.partial(logged, writer), checkpoints=checkpoints,
+      about=about, evaluate=functools.partial(
+        held_out, config, target, data, task, frozen
+      ),
+    )  # fmt: skip
   card = {
     'target': target.name,
-    'data': manifest,
-    'steps': done.steps,
-    'seconds': round(done.seconds, 1),
+    'data': {k: v for k, v in data.manifest.items() if k != 'shards'},
+    'steps': train.steps,
+    'seconds': round(time.perf_counter() - began, 1),
     'training': portable(config.to_dict()),
   }
+  codes = None if begun.codes_VR is None else codes_hash(begun.codes_VR)
   write_bundle(
-    out, DraftModel(dspine(cfg), done.params, target.head_hash), done.basis,
-    target.head_hash, codes_hash(done.codes_VR), card, eight_bit=False,
+    out, evaluate.drafter_of(task, frozen, state), begun.basis,
+    target.head_hash, codes, card, eight_bit=False,
   )  # fmt: skip
   print(out)
 

@@ -1,0 +1,177 @@
+"""A training run: steps, log, evaluation and checkpoints."""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from spinejax.compat.checkpointing import Checkpoints
+from spinejax.errors import InputError
+from spinejax.sharding import mesh_of, shard
+from spinejax.train.flops import flops_per_step
+from spinejax.train.step import (
+  Frozen,
+  Task,
+  TrainConfig,
+  TrainState,
+  train_step,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+  """Steps between logs, evaluations and checkpoints; 0 for none."""
+
+  log: int = 100
+  evaluate: int = 0
+  save: int = 0
+
+  def __post_init__(self):
+    for field in ('log', 'evaluate', 'save'):
+      if getattr(self, field) < 0:
+        raise InputError(
+          f'{field} = {getattr(self, field)}, expected at least 0'
+        )
+
+  def at(self, field: str, step: int, steps: int) -> bool:
+    """Whether it is due behind a step; at the end it always is."""
+    every = getattr(self, field)
+    return bool(every) and (step % every == 0 or step == steps)
+
+
+def run(
+  task: Task,
+  train: TrainConfig,
+  frozen: Frozen,
+  state: TrainState,
+  feed: Iterator[dict[str, np.ndarray]],
+  *,
+  every: Every,
+  log: Callable[[int, dict[str, Any]], None],
+  evaluate: Callable[[TrainState], float] | None = None,
+  checkpoints: Checkpoints | None = None,
+  about: dict[str, Any] | None = None,
+) -> TrainState:
+  """Goes on from `state.step` to `train.steps`; donates the state.
+
+  Args:
+    feed: batches; its state is saved with the checkpoints.
+    log: called with the step and scalars: those of the step (see
+      `train_step`), `learning_rate`, `tokens_per_s` and `flops_per_s`, of the
+      steps since the last log; and behind an evaluation `tokens_per_round`.
+    evaluate: the tokens a round of the drafter as it is.
+    about: JSON values kept with each checkpoint.
+
+  Raises:
+    InputError: the loss is not finite.
+  """
+  mesh, steps = mesh_of(frozen.target.embed_VD), train.steps
+  flops, score = None, None
+  since = Stopwatch()
+  for step in range(int(state.step), steps):
+    batch = next(feed)
+    flops = flops or flops_per_step(task, state, *batch['tokens_BT'].shape)
+    rate = train.learning_rate_at(step)
+    state, scalars = train_step(
+      task, frozen, state, shard(batch, mesh), task.options.at(step, steps),
+      rate,
+    )  # fmt: skip
+    done = step + 1
+    since.count(batch['tokens_BT'].size)
+    if every.at('log', done, steps):
+      told = jax.device_get(scalars)  # waits for the step
+      _check_finite(told['loss'], done, train.learning_rate)
+      seconds, count, tokens = since.read()
+      log(done, told | {
+        'learning_rate': rate,
+        'tokens_per_s': tokens / seconds,
+        'flops_per_s': flops * count / seconds,
+      })  # fmt: skip
+    if evaluate is not None and every.at('evaluate', done, steps):
+      with since.paused(state):
+        score = evaluate(state)
+        log(done, {'tokens_per_round': score})
+    if checkpoints is not None and every.at('save', done, steps):
+      with since.paused(state):
+        _check_finite(
+          jax.device_get(scalars['loss']), done, train.learning_rate
+        )
+        with_input = (about or {}) | {'input': feed.get_state()}
+        checkpoints.save(done, state, with_input, score)
+        score = None
+  return jax.block_until_ready(state)
+
+
+def resume(
+  checkpoints: Checkpoints,
+  state: TrainState,
+  feed: Iterator[dict[str, np.ndarray]],
+  about: dict[str, Any],
+) -> TrainState:
+  """The newest checkpoint's state, and the feed set to go on from there.
+
+  With no checkpoint yet, `state` itself.
+
+  Raises:
+    InputError: the checkpoint is of another run: `about` differs.
+  """
+  if not checkpoints.steps:
+    return state
+  last = max(checkpoints.steps)
+  saved = checkpoints.about(last)
+  position = saved.pop('input')
+  for where, there, here in _differences('', saved, about):
+    raise InputError(
+      f'{where} = {here!r}, but the run in this folder was begun with '
+      f'{there!r}; use that, or another folder'
+    )
+  state = checkpoints.load(last, state)
+  feed.set_state(position)
+  return state
+
+
+def _differences(where: str, there: Any, here: Any):
+  if isinstance(there, dict) and isinstance(here, dict):
+    for key in sorted(there.keys() | here.keys()):
+      at = f'{where}.{key}' if where else key
+      yield from _differences(at, there.get(key), here.get(key))
+  elif there != here:
+    yield where, there, here
+
+
+def _check_finite(loss: float, step: int, learning_rate: float) -> None:
+  # NaN stays NaN: seen here, it has spoilt the weights for good.
+  if not math.isfinite(loss):
+    raise InputError(
+      f'the loss is {loss} at step {step}; lower learning_rate = '
+      f'{learning_rate}'
+    )
+
+
+class Stopwatch:
+  """Seconds, steps and tokens since the last reading, pauses left out."""
+
+  def __init__(self):
+    self._began, self._steps, self._tokens = time.perf_counter(), 0, 0
+
+  def count(self, tokens: int) -> None:
+    self._steps, self._tokens = self._steps + 1, self._tokens + tokens
+
+  def read(self) -> tuple[float, int, int]:
+    now = time.perf_counter()
+    told = max(now - self._began, 1e-9), self._steps, self._tokens
+    self._began, self._steps, self._tokens = now, 0, 0
+    return told
+
+  @contextlib.contextmanager
+  def paused(self, state: TrainState):
+    """Stops while something else runs; first waits for the steps so far."""
+    jax.block_until_ready(state.step)
+    stopped = time.perf_counter()
+    yield
+    self._began += time.perf_counter() - stopped

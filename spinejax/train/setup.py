@@ -1,0 +1,103 @@
+"""Everything a training run starts from, checked before the first step."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from spinejax.drafters.base import DraftModel
+from spinejax.drafters.codes import Basis, fit_basis, token_codes
+from spinejax.drafters.shape import drafter_config
+from spinejax.errors import InputError
+from spinejax.sharding import shard
+from spinejax.target.loading import Target
+from spinejax.train.objectives import OBJECTIVES
+from spinejax.train.step import Frozen, Task, TrainConfig, init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A method, its frozen parts, and fresh weights.
+
+  Attributes:
+    basis, codes_VR: DSpine's transfer basis and float64 codes, else None.
+  """
+
+  task: Task
+  frozen: Frozen
+  state: Any
+  basis: Basis | None
+  codes_VR: np.ndarray | None
+
+
+def start(
+  target: Target,
+  method: str,
+  train: TrainConfig,
+  *,
+  drafter: Mapping[str, Any],
+  loss: Mapping[str, Any],
+) -> Start:
+  """Fresh training of a method for a target.
+
+  Args:
+    drafter: layers, block, mask_id, taps, and fields of the method's config.
+    loss: fields of the method's options that shall not have their defaults.
+
+  Raises:
+    InputError: there is no such method or field, or a size does not fit.
+  """
+  if method not in OBJECTIVES:
+    raise InputError(
+      f'method = {method!r}, expected one of {", ".join(OBJECTIVES)}'
+    )
+  objective = OBJECTIVES[method]
+  cfg = drafter_config(objective.config, target.cfg, **drafter)
+  known = {field.name for field in dataclasses.fields(objective.options)}
+  for field in loss:
+    if field not in known:
+      raise InputError(f'loss: {method} has no field {field!r}')
+  options = objective.options(**loss)
+  DraftModel(objective.drafter(cfg)).check(target)
+  task = Task.of(objective, options, cfg, target.cfg, train)
+  basis = codes_VR = None
+  if hasattr(cfg, 'rank'):
+    basis = fit_basis(target.head_VD, cfg.rank)
+    codes_VR = token_codes(target.head_VD, basis)
+  codes = None if codes_VR is None else jnp.asarray(codes_VR, jnp.float32)
+  frozen = shard(Frozen(target.params, codes), target.mesh)
+  state = init_state(task, None if basis is None else basis.axes_DR)
+  state = shard(state, target.mesh)
+  return Start(task, frozen, state, basis, codes_VR)
+
+
+def check_batch(
+  target: Target, train: TrainConfig, batch: int, length: int
+) -> None:
+  """Refuses batches that a step could not take.
+
+  Raises:
+    InputError: anchors, parts, or the length do not fit.
+  """
+  if length > target.cfg.max_position:
+    raise InputError(
+      f'length = {length} exceeds the context of {target.cfg.max_position} '
+      f'that {target.name} was trained for'
+    )
+  if train.anchors > length:
+    raise InputError(
+      f'anchors = {train.anchors}, expected at most the {length} tokens of a '
+      'sequence'
+    )
+  if batch % train.accumulate:
+    raise InputError(
+      f'batch = {batch} is not a multiple of accumulate = {train.accumulate}'
+    )
+  data = 1 if target.mesh is None else target.mesh.shape['data']
+  if batch // train.accumulate % data:
+    raise InputError(
+      f'batch = {batch} in {train.accumulate} parts does not split over '
+      f'data = {data}'
+    )
