@@ -33,9 +33,8 @@ def logged(writer: Writer, step: int, scalars: dict) -> None:
       flat |= {f'{k[:-2]}/{j + 1}': float(x) for j, x in enumerate(v)}
   writer.scalars(step, flat)
   shown = ('loss', 'ce', 'tokens_per_s', 'tokens_per_round')
-  logging.info(
-    'step %d: %s', step, ', '.join(f'{k} {flat[k]:.4g}' for k in shown if k in flat)
-  )  # fmt: skip
+  told = [f'{k} {flat[k]:.4g}' for k in shown if k in flat]
+  logging.info('step %d: %s', step, ', '.join(told))
 
 
 def held_out(config, target, data, task, frozen, state) -> float:
