@@ -65,10 +65,11 @@ def main(config):
     data, batch=config.batch, length=config.length, seed=train.seed,
     workers=config.workers, buckets=config.buckets, holdout=config.holdout,
   )  # fmt: skip
-  begun = setup.start(
+  task = setup.make_task(
     target, config.method, train, drafter=config.drafter, loss=config.loss
   )
-  task, frozen = begun.task, begun.frozen
+  begun = setup.start(target, task)
+  frozen = begun.frozen
   about = portable(
     {k: v for k, v in config.to_dict().items() if k not in _FREE}
   ) | {'head_hash': target.head_hash, 'data_hash': data.manifest['shards']}
