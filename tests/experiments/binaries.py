@@ -22,7 +22,8 @@ _FORKS = multiprocessing.get_context('forkserver')
 _FORKS.set_forkserver_preload(
   [
     'ml_collections.config_flags', 'rich.progress', 'spinejax.decode.compare',
-    'spinejax.report', 'spinejax.train.fit',
+    'spinejax.report', 'spinejax.train.evaluate', 'spinejax.train.input',
+    'spinejax.train.loop', 'spinejax.train.setup',
   ]
 )  # fmt: skip
 

@@ -24,9 +24,7 @@ def computed(run, options, now: Now):
   @quick_jit
   def both(_, params, view, batch):
     return jax.value_and_grad(
-      lambda params: objective.loss(
-        run.cfg, options, params, view, batch, now
-      ),
+      lambda params: objective.loss(run.cfg, options, params, view, batch, now),
       has_aux=True,
     )(params)
 
@@ -36,9 +34,7 @@ def computed(run, options, now: Now):
 def gradients(run, grads) -> dict:
   """By their published names, without the target's tables."""
   found = model_tensors(DraftModel(run.model.drafter, grads))
-  return {
-    name.removeprefix('logit_head.'): x for name, x in found.items()
-  }
+  return {name.removeprefix('logit_head.'): x for name, x in found.items()}
 
 
 @pytest.mark.parametrize('kind', ('vanilla', 'gated', 'rnn'))
