@@ -38,17 +38,26 @@ def test_flops_by_hand():
     state = jax.eval_shape(lambda: init_state(task, axes_DR))
     return flops_per_step(task, state, B, T)
 
-  # Norms: two of the layer, its heads' two, the last one, the features'.
-  weights = layer + 8 * 8 + 2 * 8 + 2 * 6 + 2 * 8
-  context = 8 * 8 + 2 * 8 * 2 * 6
-  draft = 6 * (B * A * K * weights + B * T * context)
-  head = 2 * B * A * 3 * 50 * 8
-  assert found('dflash') == read + draft + 2 * head
-  assert found('dflash', {'ce_end': 0.5}) == read + draft + 3 * head
-  # Readout, write, three matrices and a bias.
-  more = 2 * 8 + 4 * 8 + 3 * 4 * 2 + 4
-  spine = read + draft + 6 * B * A * K * more + 3 * head
-  assert found('dspine', rank=2, message=4) == spine
+  # Features of one layer; keys and values of the tokens in the draft layer.
+  context = B * T * (8 * 8 + 2 * 8 * 2 * 6)
+  blocks, slots = B * A * K * layer, B * A * 3
+  head = 2 * slots * 50 * 8
+  flash = read + 6 * (context + blocks)
+  assert found('dflash') == flash + 2 * head
+  assert found('dflash', {'ce_end': 0.5}) == flash + 3 * head
+  first = dict(anchor_first=True)
+  assert found('dflash', **first) == flash + 2 * B * A * K * 50 * 8 * 2
+  # Readout, write, and three matrices.
+  more = B * A * K * (2 * 8 + 4 * 8 + 3 * 4 * 2)
+  spine = found('dspine', rank=2, message=4)
+  assert spine == flash + 6 * more + 3 * head
+  # The GRU's two matrices and `down`, and the correction of the logits.
+  more = B * A * K * (3 * 7 * (8 + 7) + 5 * (8 + 7)) + slots * 5 * 50
+  assert found('domino', gru_dim=7, emb_dim=5) == flash + 6 * more + 2 * head
+  # Of one table rows are taken.
+  slots = B * A * K
+  spark = found('dspark', markov_rank=5, confidence=False)
+  assert spark == flash + 6 * slots * 5 * 50 + 3 * 2 * slots * 50 * 8
   assert not uses_teacher(OBJECTIVES['domino'].options())
 
 
