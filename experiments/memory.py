@@ -5,16 +5,17 @@ from rich import console, table
 
 from experiments import common
 from spinejax.decode.loop import capacity_bucket
+from spinejax.drafters.dspine import DSpineConfig
+from spinejax.drafters.shape import drafter_config
 from spinejax.target.loading import target_config
 from spinejax.target.memory import available_bytes, memory_table
-from spinejax.train.fit import drafter_config
 
 
 def main(config):
   common.positive(config, 'batch', 'context')
   dtype = common.dtype(config.dtype)
   cfg = target_config(config.target)
-  drafter = drafter_config(cfg, **config.drafter)
+  drafter = drafter_config(DSpineConfig, cfg, **config.drafter)
   capacity = capacity_bucket(config.context + config.drafter.block)
   parts = memory_table(cfg, drafter, config.batch, capacity, dtype)
   shown = table.Table(

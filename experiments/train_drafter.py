@@ -18,7 +18,7 @@ from spinejax.sharding import make_mesh
 from spinejax.target.loading import load_target
 from spinejax.train import evaluate, loop, setup
 from spinejax.train.input import make_holdout, make_input
-from spinejax.train.shards import open_data
+from spinejax.train.shards import DataSet, open_data
 from spinejax.train.step import TrainConfig
 
 # Of a config, what may differ when a run is taken up again.
@@ -37,18 +37,14 @@ def logged(writer: Writer, step: int, scalars: dict) -> None:
   logging.info('step %d: %s', step, ', '.join(told))
 
 
-def held_out(config, target, data, task, frozen, state) -> float:
-  """Tokens a round on prompts of sequences that are not trained on."""
+def held_out(config, data: DataSet) -> list[np.ndarray]:
+  """Prompts of the sequences that are not trained on; none if none is asked."""
+  if not config.every.evaluate:
+    return []
   count, length = config.holdout, config.length
   batch = next(make_holdout(data, batch=count, length=length, holdout=count))
   pairs = zip(batch['tokens_BT'], batch['answer_B'], strict=True)
-  done = evaluate.answers(
-    target,
-    evaluate.drafter_of(task, frozen, state),
-    [tokens[:answer] for tokens, answer in pairs],
-    max_new_tokens=config.evaluate.max_new_tokens,
-  )
-  return evaluate.tokens_per_round(done).value
+  return [tokens[:answer] for tokens, answer in pairs]
 
 
 def main(config):
@@ -68,21 +64,28 @@ def main(config):
   task = setup.make_task(
     target, config.method, train, drafter=config.drafter, loss=config.loss
   )
+  prompts = held_out(config, data)
   begun = setup.start(target, task)
-  frozen = begun.frozen
+  draft_of = functools.partial(evaluate.drafter_of, task, begun.frozen)
+  new = dict(max_new_tokens=config.evaluate.max_new_tokens)
+  if prompts:
+    evaluate.check_answers(target, draft_of(begun.state), prompts, **new)
+
+  def score(state) -> float:
+    done = evaluate.answers(target, draft_of(state), prompts, **new)
+    return evaluate.tokens_per_round(done).value
+
   about = portable(
     {k: v for k, v in config.to_dict().items() if k not in _FREE}
-  ) | {'head_hash': target.head_hash, 'data_hash': data.manifest['shards']}
+  ) | {'head_hash': target.head_hash, 'data_hash': data.hash}
   checkpoints = Checkpoints(out / 'checkpoints')
   state = loop.resume(checkpoints, begun.state, feed, about)
   began = time.perf_counter()
   with Writer(out / 'tensorboard') as writer:
     state = loop.run(
-      task, train, frozen, state, feed, every=every,
+      begun.task, train, begun.frozen, state, feed, every=every,
       log=functools.partial(logged, writer), checkpoints=checkpoints,
-      about=about, evaluate=functools.partial(
-        held_out, config, target, data, task, frozen
-      ),
+      about=about, evaluate=score,
     )  # fmt: skip
   card = {
     'target': target.name,
@@ -93,8 +96,8 @@ def main(config):
   }
   codes = None if begun.codes_VR is None else codes_hash(begun.codes_VR)
   write_bundle(
-    out, evaluate.drafter_of(task, frozen, state), begun.basis,
-    target.head_hash, codes, card, eight_bit=False,
+    out, draft_of(state), begun.basis, target.head_hash, codes, card,
+    eight_bit=False,
   )  # fmt: skip
   print(out)
 

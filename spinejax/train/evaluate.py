@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import jax
 
-from spinejax.decode.generate import Completion, generate
+from spinejax.decode.generate import Completion, generate, start
+from spinejax.decode.request import encode_prompts
 from spinejax.drafters.base import DraftModel
 from spinejax.report import stats
 from spinejax.target.loading import Target
@@ -16,6 +17,21 @@ def drafter_of(task: Task, frozen: Frozen, state: TrainState) -> DraftModel:
   """The drafter as it is now, float32 weights."""
   params = task.objective.params(state.weights, frozen.codes_VR)
   return DraftModel(task.objective.drafter(task.cfg), params)
+
+
+def check_answers(
+  target: Target,
+  draft: DraftModel,
+  prompts: Sequence[Sequence[int]],
+  *,
+  max_new_tokens: int,
+) -> None:
+  """Refuses before a run what `answers` would refuse in the middle of it.
+
+  Raises:
+    InputError: see `generate`.
+  """
+  start(target, draft, encode_prompts(target, prompts), max_new_tokens)
 
 
 def answers(

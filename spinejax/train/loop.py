@@ -71,12 +71,13 @@ def run(
     InputError: the loss is not finite.
   """
   mesh, steps = mesh_of(frozen.target.embed_VD), train.steps
-  flops, score = None, None
+  flops = None
   since = Stopwatch()
   for step in range(int(state.step), steps):
     batch = next(feed)
     flops = flops or flops_per_step(task, state, *batch['tokens_BT'].shape)
     rate = train.learning_rate_at(step)
+    score = None
     state, scalars = train_step(
       task, frozen, state, shard(batch, mesh), task.options.at(step, steps),
       rate,
@@ -103,7 +104,6 @@ def run(
         )
         with_input = (about or {}) | {'input': feed.get_state()}
         checkpoints.save(done, state, with_input, score)
-        score = None
   return jax.block_until_ready(state)
 
 

@@ -20,9 +20,6 @@ from spinejax.decode.slots import check_slots, complete
 from spinejax.errors import InputError
 from spinejax.prompts import REASON
 from spinejax.target.loading import Target
-from spinejax.train.npz import load as load
-from spinejax.train.npz import load_manifest as load_manifest
-from spinejax.train.shards import Sequences as Sequences
 from spinejax.train.shards import Writer, Written
 from spinejax.verify.sampling import Sampling
 

@@ -34,31 +34,6 @@ _COUNTS = ('sequences', 'tokens', 'answer_tokens')
 
 
 @dataclasses.dataclass(frozen=True)
-class Sequences:
-  """Token sequences with their answers.
-
-  Attributes:
-    tokens_NT: uint16 or int32 ids, padded with 0.
-    answer_N: index of the first answer token.
-    length_N: valid tokens.
-  """
-
-  tokens_NT: np.ndarray
-  answer_N: np.ndarray
-  length_N: np.ndarray
-
-  def loss_mask(self) -> np.ndarray:
-    """float32 [N, T]: the answer, and the token before it.
-
-    Decoding starts with the last prompt token as its first anchor, so that
-    token is an anchor in training too.
-    """
-    at = np.arange(self.tokens_NT.shape[1])
-    inside = at < self.length_N[:, None]
-    return (inside & (at >= self.answer_N[:, None] - 1)).astype(np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
 class Written:
   """One sequence to store: its kind, its token ids, where its answer starts."""
 
@@ -84,6 +59,12 @@ class DataSet:
   paths: tuple[str, ...]
   dtype: np.dtype
   length_N: np.ndarray
+
+  @property
+  def hash(self) -> str:
+    """Identity of what the shards hold."""
+    hashes = ''.join(shard['sha256'] for shard in self.manifest['shards'])
+    return hashlib.sha256(hashes.encode()).hexdigest()[:16]
 
   def __len__(self) -> int:
     """The number of sequences."""

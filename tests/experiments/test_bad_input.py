@@ -1,14 +1,15 @@
 """Bad input to the binaries: exit status 2, one line that names what is
 wrong, and nothing written."""
 
-import hashlib
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 
 from spinejax.target.loading import load_target
+from spinejax.train.shards import Writer, Written
 from tests.experiments import binaries
 
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden'
@@ -18,7 +19,7 @@ NOWHERE = 'no/such/target.gguf'
 CONFIGS = {
   'decode': 'configs/decode_smollm2.py:demo',
   'memory': 'configs/memory.py',
-  'train_drafter': 'configs/train_smollm2_dspine.py',
+  'train_drafter': 'configs/train_smollm2.py:toy',
   'write_data': 'configs/write_smollm2.py',
 }
 OUTPUT = {
@@ -179,7 +180,7 @@ def test_what_shows_only_with_the_target(refused_by, tmp_path):
     (dict(batch=0), 'batch = 0, expected at least 1'),
     (dict(context=0), 'context = 0, expected at least 1'),
     (dict(dtype='int8'), "dtype = 'int8', expected float32 or bfloat16"),
-    ({'drafter.rank': 0}, 'rank = 0, expected at least 1'),
+    ({'drafter.rank': 0}, 'rank = 0, expected an integer >= 1'),
     ({'drafter.rank': 5000}, 'rank = 5000 exceeds min(width, vocab - 1) = ...'),
     ({'drafter.block': 1}, 'block = 1 leaves no slot to propose'),
   ),
@@ -188,42 +189,85 @@ def test_memory(fields, message, refused_by):
   refused_by('memory', message, **{'target': 'qwen3-8b'} | fields)
 
 
-def write_data_file(path, head_hash='other', largest=9):
-  """A data file with its manifest, as `write_data` leaves them."""
-  tokens = np.zeros((4, 12), np.uint16)
-  tokens[:, 3] = largest
-  np.savez(path, tokens=tokens, answer=[2] * 4, length=[12] * 4)
-  manifest = {
-    'target': 'someone',
-    'head_hash': head_hash,
-    'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
-  }
-  path.with_name('manifest.json').write_text(json.dumps(manifest))
+@pytest.fixture(scope='module')
+def data(tmp_path_factory):
+  """What `write_data` could have written with the tiny target."""
+  folder = tmp_path_factory.mktemp('data')
+  writer = Writer(folder, load_target(str(TINY)), shards=2, config={})
+  for shard in range(2):
+    writer.add(
+      [Written('chat', np.full(12, 9 + 5 * shard + i), 4) for i in range(5)]
+    )
+  return folder
 
 
-def test_train_drafter(refused_by, tmp_path):
-  data = tmp_path / 'sequences.npz'
+# A run that could start, but for what is wrong with it.
+TRAINS = {
+  'target': TINY, 'batch': 4, 'length': 64, 'holdout': 2, 'training.anchors': 3,
+  'drafter.layers': 1, 'drafter.block': 4, 'drafter.mask_id': 3,
+  'drafter.taps': 1, 'drafter.rank': 8, 'drafter.message': 8,
+  'evaluate.max_new_tokens': 8,
+}  # fmt: skip
 
+
+@pytest.mark.parametrize(
+  'fields, message',
+  (
+    ({'training.steps': 0}, 'steps = 0, expected at least 1'),
+    ({'training.learning_rate': 0.0}, 'learning_rate = 0.0, expected ...'),
+    ({'every.save': -1}, 'save = -1, expected at least 0'),
+    ({'dtype': 'half'}, "dtype = 'half', expected float32 or bfloat16"),
+    ({'length': 0}, 'length = 0, expected at least 1'),
+    ({'holdout': 0}, 'every.evaluate needs holdout, sequences to evaluate on'),
+    ({'mesh': 'x=2'}, "mesh = 'x=2', expected sizes of data and model such"),
+    ({'data': '{tmp}/no'}, '{tmp}/no: no such folder; write the data first'),
+    ({'length': 129}, 'length = 129 exceeds the context of 128 that qwen3 ...'),
+    ({'length': 11}, '{data}/shard-00000.arrayrecord: sequence 0 has 12 ...'),
+    ({'training.anchors': 65}, 'anchors = 65, expected at most the 64 tokens'),
+    ({'training.accumulate': 3}, 'batch = 4 is not a multiple of accumulate'),
+    ({'batch': 9}, '8 sequences are less than one batch of 9; write more ...'),
+    ({'holdout': 10}, 'holdout = 10, expected at least 0 and less than the 10'),
+    ({'workers': -1}, 'workers = -1, expected at least 0'),
+    ({'training.seed': -1}, 'seed = -1, expected 0..4294967295'),
+    ({'method': 'eagle'}, "method = 'eagle', expected one of dflash, ..."),
+    ({'method': 'dflash'}, "BackboneConfig has no field ..."),
+    ({'drafter.taps': 9}, 'target of 3 layers has too few for 9 taps, ...'),
+    ({'drafter.causal': False}, 'causal = False: DSpine is causal inside ...'),
+    ({'loss.ce_end': 1.5}, 'ce_end = 1.5, expected 0..1'),
+    (
+      {'evaluate.max_new_tokens': 125},
+      'prompt 0 has 4 tokens; with 125 new ones that exceeds the context of '
+      '128 that qwen3 was trained for',
+    ),
+    (
+      {'evaluate.max_new_tokens': 0},
+      'max_new_tokens = 0, expected ...',
+    ),
+  ),
+)  # fmt: skip
+def test_train_drafter(fields, message, refused_by, data):
+  message = message.replace('{data}', str(data))
+  refused_by('train_drafter', message, **TRAINS | {'data': data} | fields)
+
+
+def test_train_drafter_on_data_that_is_not_in_order(refused_by, data, tmp_path):
   def refused(message, **fields):
-    refused_by('train_drafter', message, **dict(data=data) | fields)
+    refused_by('train_drafter', message, **TRAINS | fields)
 
-  refused('{tmp}/sequences.npz: no such file; write it first')
-  data.write_bytes(b'PK not an archive')
-  refused('{tmp}/sequences.npz: not a data file (...)')
-  write_data_file(data)
-  refused(NOWHERE)  # nothing is wrong with the data
-  refused('steps = 0, expected at least 1', **{'training.steps': 0})
-  refused("dtype = 'half', expected float32 or bfloat16", dtype='half')
-  tiny = {'target': TINY, 'drafter.rank': 8, 'drafter.taps': 1}
-  refused('{tmp}/sequences.npz: written by someone, not by qwen3', **tiny)
-  write_data_file(data, load_target(str(TINY)).head_hash)
-  refused('... 5 taps, expected ...', **tiny | {'drafter.taps': 5})
-  refused('4 sequences are less than one batch of 48; ...', **tiny)
-  manifest = tmp_path / 'manifest.json'
-  manifest.write_text('{')
-  refused('{tmp}/manifest.json: not valid JSON')
-  manifest.unlink()
-  refused('{tmp}/manifest.json: no such file')
+  harmed = tmp_path / 'harmed'
+  shutil.copytree(data, harmed)
+  shard = harmed / 'shard-00001.arrayrecord'
+  shard.write_bytes(shard.read_bytes()[:-1])
+  refused(f'{shard}: damaged (its SHA-256 is ...', data=harmed)
+  manifest = json.loads((harmed / 'manifest.json').read_text())
+  manifest |= {'head_hash': 'ab', 'target': 'someone'}
+  (harmed / 'manifest.json').write_text(json.dumps(manifest))
+  refused(f'{harmed}: written by someone, not by qwen3', data=harmed)
+  empty = tmp_path / 'empty'
+  Writer(empty, load_target(str(TINY)), shards=1, config={}).add([])
+  refused(f'{empty}: has no sequences', data=empty)
+  (tmp_path / 'file').touch()
+  refused('{tmp}/file/x: Not a directory', data=data, out='{tmp}/file/x')
 
 
 @pytest.mark.parametrize(

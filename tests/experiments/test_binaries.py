@@ -13,9 +13,8 @@ from spinejax.decode.compare import SAME_ROWS
 from spinejax.drafters.loading import load_drafter
 from spinejax.report import results
 from spinejax.target.loading import load_target
-from spinejax.train import npz
 from spinejax.train.input import make_input
-from spinejax.train.shards import Sequences, open_data
+from spinejax.train.shards import open_data
 from tests.experiments import binaries
 
 TINY = pathlib.Path(__file__).parents[1] / 'golden' / 'transformers' / 'qwen3'
@@ -112,47 +111,38 @@ def test_write_data_again_changes_nothing(data):
 
 
 @pytest.fixture(scope='module')
-def one_file(data, tmp):
-  """The same as one array, as `train_drafter` reads it."""
-  found = open_data(data[1])
-  first = next(make_input(found, batch=5, length=64, seed=0))
-  (tmp / 'one').mkdir()
-  path = tmp / 'one' / 'sequences.npz'
-  sequences = Sequences(
-    first['tokens_BT'], first['answer_B'], first['length_B']
-  )
-  npz.save(sequences, path, found.manifest)
-  return path
-
-
-@pytest.fixture(scope='module')
-def trained(tmp, one_file):
+def trained(tmp, data):
   """A drafter trained on that for a few steps."""
   done = binaries.fork(
     'train_drafter',
-    '--config=configs/train_smollm2_dspine.py',
-    *config(
-      target=TINY, dtype='float32', data=one_file,
-      out=tmp / 'mine', batch=4, log_every=2,
-    ),
+    '--config=configs/train_smollm2.py:toy',
+    *config(target=TINY, data=data[1], out=tmp / 'mine', length=64, holdout=1),
     *(f'--config.drafter.{field}' for field in SHAPE),
-    *config(**{'training.steps': 4, 'training.anchors': 3}),
+    *config(**{
+      'training.steps': 4, 'training.anchors': 3, 'every.log': 2,
+      'every.evaluate': 2, 'every.save': 3, 'evaluate.max_new_tokens': 5,
+    }),
   )  # fmt: skip
   return done, tmp / 'mine'
 
 
-def test_train_drafter(trained, one_file):
+def test_train_drafter(trained, data):
   done, folder = trained
   assert succeeded(done) == [str(folder)]
   target = load_target(str(TINY))
   model = load_drafter(folder, target)
   assert (model.drafter.name, model.drafter.slots) == ('dspine', 3)
-  assert model.card['steps'] == 4
-  manifest = json.loads(one_file.with_name('manifest.json').read_text())
+  assert model.card['steps'] == 4 and model.card['target'] == 'qwen3'
+  manifest = json.loads((data[1] / 'manifest.json').read_text())
+  del manifest['shards']
   assert model.card['data'] == manifest
+  assert {x.name for x in (folder / 'checkpoints').iterdir()} == {'3', '4'}
   found = set(tags(folder / 'tensorboard')['scalars'])
   assert found >= {'loss', 'ce', 'l1', 'refinement', 'alignment', 'grad_norm'}
   assert found >= {'accuracy/1', 'accuracy/3', 'refined_accuracy/2'}
+  assert found >= {'tokens_per_s', 'flops_per_s', 'tokens_per_round'}
+  # What it says of itself while it runs.
+  assert 'step 2: loss ' in done.err and 'step 4: tokens_per_round' in done.err
 
 
 def test_decode_own_prompts_with_own_drafter(tmp, trained):

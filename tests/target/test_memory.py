@@ -12,8 +12,9 @@ from spinejax.drafters.base import DraftModel
 from spinejax.drafters.dflash2 import DFlash2Config, random_dflash2
 from spinejax.drafters.domino import DominoConfig, random_domino
 from spinejax.drafters.dspark import DSparkConfig, random_dspark
-from spinejax.drafters.dspine import DSpineParams, dspine
+from spinejax.drafters.dspine import DSpineConfig, dspine
 from spinejax.drafters.loading import ngram_model, plain_model
+from spinejax.drafters.shape import drafter_config
 from spinejax.target import memory
 from spinejax.target.config import TargetConfig
 from spinejax.target.memory import (
@@ -24,8 +25,7 @@ from spinejax.target.memory import (
   memory_table,
 )
 from spinejax.target.model import init_cache, random_params
-from spinejax.train.fit import drafter_config
-from spinejax.train.step import init_injection
+from spinejax.train.objectives.dspine import DSPINE
 
 # Qwen3-8B by eight: the same proportions, and a head of its own.
 CFG = TargetConfig(
@@ -33,7 +33,14 @@ CFG = TargetConfig(
   head_dim=16, ffn=1536, qk_norm=True, max_position=40960,
 )  # fmt: skip
 DRAFT = drafter_config(
-  CFG, layers=5, block=16, mask_id=0, taps=5, rank=128, message=64
+  DSpineConfig,
+  CFG,
+  layers=5,
+  block=16,
+  mask_id=0,
+  taps=5,
+  rank=128,
+  message=64,
 )
 BATCH, CAPACITY = 3, 256
 
@@ -47,11 +54,8 @@ def bytes_of(make) -> int:
 def spine_params():
   key = jax.random.key(0)
   axes_DR = jnp.zeros((DRAFT.width, DRAFT.rank))
-  return DSpineParams(
-    backbone.random_backbone(DRAFT, key),
-    init_injection(DRAFT, key, axes_DR),
-    jnp.zeros((DRAFT.vocab, DRAFT.rank)),
-  )
+  codes_VR = jnp.zeros((DRAFT.vocab, DRAFT.rank))
+  return DSPINE.params(DSPINE.init(DRAFT, key, axes_DR), codes_VR)
 
 
 def bfloat16(make):

@@ -10,7 +10,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
 from spinejax.train import shards
-from spinejax.train.shards import Sequences, Writer, Written, decode, open_data
+from spinejax.train.shards import Writer, Written, decode, open_data
 
 
 def target(vocab=300, head_hash='ab12', name='tiny'):
@@ -54,23 +54,6 @@ def records(data):
 def folder(tmp_path):
   write(tmp_path / 'data')
   return tmp_path / 'data'
-
-
-def test_loss_mask_is_the_answer_and_the_token_before():
-  data = Sequences(
-    np.zeros((4, 6), np.int32), np.array([2, 1, 5, 3]), np.array([5, 6, 6, 3])
-  )
-  mask = data.loss_mask()
-  np.testing.assert_array_equal(
-    mask,
-    [
-      [0, 1, 1, 1, 1, 0],
-      [1, 1, 1, 1, 1, 1],
-      [0, 0, 0, 0, 1, 1],
-      [0, 0, 1, 0, 0, 0],  # no answer
-    ],
-  )
-  assert mask.dtype == np.float32
 
 
 def test_round_trip(folder):

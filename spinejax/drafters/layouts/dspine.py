@@ -46,17 +46,23 @@ def _config(
     rank=fields.integer('transfer_rank', R),
     message=fields.integer('message_size', M),
     candidates=fields.integer('top_k', 16),
+    refine=fields.boolean('refine') is not False,
   )
 
 
 def _settings(cfg: DSpineConfig) -> dict[str, Any]:
-  return backbone_settings(cfg) | {
-    'dspine_config': {
-      'transfer_rank': cfg.rank,
-      'message_size': cfg.message,
-      'top_k': cfg.candidates,
-    }
+  if not cfg.causal:  # read again, it would be
+    raise InputError(
+      f'causal = {cfg.causal}: DSpine is causal inside the block'
+    )
+  own = {
+    'transfer_rank': cfg.rank,
+    'message_size': cfg.message,
+    'top_k': cfg.candidates,
   }
+  if not cfg.refine:  # ours: the published method always does
+    own['refine'] = False
+  return backbone_settings(cfg) | {'dspine_config': own}
 
 
 def _params(tensors: Tensors, cfg: DSpineConfig) -> DSpineParams:

@@ -190,6 +190,7 @@ def init(cfg: DSpineConfig, key: jax.Array, axes_DR: jax.Array):
 
 
 def params(weights, codes_VR: jax.Array) -> DSpineParams:
+  """The weights with the token codes."""
   return DSpineParams(weights['backbone'], weights['injection'], codes_VR)
 
 
