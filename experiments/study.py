@@ -108,24 +108,44 @@ def compared(rows: list[dict], against: str, temperature: float) -> list[dict]:
 
 
 def show(rows: list[dict]) -> None:
-  """A line a run: tokens a round by set, the mean, the ratios."""
-  lines = {}
+  """Tokens a round by set, a line a run; and the ratios of the means."""
+  lines, ratios = {}, {}
   for row in rows:
     if 'tokens_per_round' not in row:
       continue
-    line = lines.setdefault((row['run'], row['temperature']), {
-      'run': row['run'], 'T': f'{row["temperature"]:g}',
-    })  # fmt: skip
+    names = {'run': row['run'], 'T': f'{row["temperature"]:g}'}
+    key = tuple(names.values())
+    line = lines.setdefault(key, dict(names))
     line[row['dataset']] = f'{row["tokens_per_round"]:.2f}'
     if row['dataset'] == 'mean':
-      line[f'/ {row["against"]}'] = (
+      ratios.setdefault(key, dict(names))[f'/ {row["against"]}'] = (
         f'{row["ratio"]:.3f} [{row["ratio_low"]:.3f}, {row["ratio_high"]:.3f}]'
       )
-  columns = dict.fromkeys(key for line in lines.values() for key in line)
-  report.table.print_columns(
-    [{key: line.get(key, '-') for key in columns} for line in lines.values()],
-    names=1,
+  for table in (lines, ratios):
+    columns = dict.fromkeys(key for line in table.values() for key in line)
+    if table:
+      report.table.print_columns(
+        [{key: x.get(key, '-') for key in columns} for x in table.values()],
+        names=1,
+      )
+  print(
+    'tokens a round, greedy unless T says otherwise; below, mean over the sets '
+    'over\nthat of another run, [95 % interval, paired bootstrap over prompts]'
   )
+
+
+def draw(result: dict, path: pathlib.Path) -> None:
+  """The first temperature's tokens a round, a bar a run and set."""
+  bars, first = {}, result['config']['temperatures'][0]
+  for row in result['metrics']:
+    if row.get('temperature') == first and 'rounds_by_prompt' in row:
+      bars.setdefault(row['run'], {})[row['dataset']] = tuple(
+        row[f'tokens_per_round{end}'] for end in ('', '_low', '_high')
+      )
+  title = f'{pathlib.Path(result["config"]["target"]).stem}, T = {first:g}'
+  unit = 'tokens a round'
+  figure = report.figures.by_set(bars, title=title, label='measured', unit=unit)
+  report.figures.save(figure, path)
 
 
 def main(config):
@@ -180,7 +200,9 @@ def main(config):
       ),
       config.name, root=config.results,
     )  # fmt: skip
-  show(report.results.load(path)['metrics'])
+  result = report.results.load(path)
+  draw(result, path.with_suffix('.png'))
+  show(result['metrics'])
   print(path)
 
 
