@@ -56,6 +56,7 @@ def get_config(names: str = ''):
   c.batch, c.length = base.batch, base.length
   c.log = 100
   c.training = base.training
+  c.training.steps = 1000
   c.drafter = ml_collections.ConfigDict(
     {k: base.drafter[k] for k in ('layers', 'block', 'mask_id', 'taps')}
   )

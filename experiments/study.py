@@ -22,6 +22,11 @@ from spinejax.train.input import make_input
 from spinejax.train.shards import open_data
 from spinejax.train.step import Task, TrainConfig
 
+# Of a config, what may differ when a study is taken up again.
+_FREE = (
+  'name', 'results', 'against', 'log', 'evaluated', 'runs', 'target', 'data',
+)  # fmt: skip
+
 
 def check(config, target) -> None:
   """Refuses runs that could not be made, before the first is."""
@@ -142,10 +147,50 @@ def draw(result: dict, path: pathlib.Path) -> None:
       bars.setdefault(row['run'], {})[row['dataset']] = tuple(
         row[f'tokens_per_round{end}'] for end in ('', '_low', '_high')
       )
-  title = f'{pathlib.Path(result["config"]["target"]).stem}, T = {first:g}'
+  target = next(row['target'] for row in result['metrics'] if 'target' in row)
+  title = f'{target}, T = {first:g}'
   unit = 'tokens a round'
   figure = report.figures.by_set(bars, title=title, label='measured', unit=unit)
   report.figures.save(figure, path)
+
+
+def resumed(config, data, path: pathlib.Path) -> tuple[list[dict], dict]:
+  """Rows of the runs that are there already, and the settings of all runs.
+
+  Raises:
+    InputError: they were made with other settings, so could not be compared.
+  """
+  settings = {k: v for k, v in config.to_dict().items() if k not in _FREE}
+  settings['data_hash'] = data.hash
+  runs = {run.name: run.to_dict() for run in config.runs}
+  settings = report.results.portable(settings | {'runs': runs})
+  if not path.exists():
+    return [], settings
+  result = report.results.load(path)
+  before, runs = result['config'], settings['runs']
+  both = before['runs'].keys() & runs.keys()
+  loop.refuse_changes(
+    before | {'runs': {name: before['runs'][name] for name in both}},
+    settings | {'runs': {name: runs[name] for name in both}},
+    f'{path} was begun',
+  )
+  rows = [row for row in result['metrics'] if 'against' not in row]
+  return rows, settings | {'runs': before['runs'] | runs}
+
+
+def evaluated(config, target, sets, draft, run) -> list[dict]:
+  """Rows of a trained drafter, by set and temperature."""
+  began, dtype = time.perf_counter(), target.params.embed_VD.dtype
+  params = jax.tree.map(lambda x: x.astype(dtype), draft.params)
+  draft, rows = dataclasses.replace(draft, params=params), []
+  for temperature in config.temperatures:
+    rows += acceptance.measure(
+      target, draft, sets, temperature=temperature, batch=config.evaluated,
+      max_new_tokens=config.max_new_tokens, seed=run.seed,
+    )  # fmt: skip
+  took = time.perf_counter() - began
+  print(f'{run.name}: evaluated in {took:.0f} s', file=sys.stderr)
+  return [{'run': run.name} | row for row in rows]
 
 
 def main(config):
@@ -153,37 +198,19 @@ def main(config):
   common.file_name('name', config.name)
   common.positive(config, 'batch', 'length', 'limit', 'max_new_tokens', 'log')
   dtype = common.dtype(config.dtype)
-  root = common.folder(f'{config.results}/study').parent
+  folder = common.folder(f'{config.results}/study')
   sets = [by_name(x, config.limit) for x in config.prompts.split(',')]
   target = load_target(config.target, dtype)
   check(config, target)
   data = open_data(config.data, target=target, longest=config.length)
-  path = pathlib.Path(root) / 'study' / f'{config.name}.json'
-  rows = report.results.load(path)['metrics'] if path.exists() else []
-  rows = [row for row in rows if 'against' not in row]
+  path = folder / f'{config.name}.json'
+  rows, settings = resumed(config, data, path)
   for run in config.runs:
     if any(row['run'] == run.name for row in rows):
       print(f'{run.name}: is there already', file=sys.stderr)
       continue
     draft, row = trained(config, target, data, run)
-    draft = dataclasses.replace(
-      draft, params=jax.tree.map(lambda x: x.astype(dtype), draft.params)
-    )
-    began, more = time.perf_counter(), [row]
-    for temperature in config.temperatures:
-      more += [
-        {'run': run.name} | row
-        for row in acceptance.measure(
-          target, draft, sets, temperature=temperature,
-          max_new_tokens=config.max_new_tokens, batch=config.evaluated,
-          seed=run.seed,
-        )
-      ]  # fmt: skip
-    rows += more
-    print(
-      f'{run.name}: evaluated in {time.perf_counter() - began:.0f} s',
-      file=sys.stderr,
-    )
+    rows += [row, *evaluated(config, target, sets, draft, run)]
     del draft
     gc.collect()
     there = {row['run'] for row in rows}
@@ -193,13 +220,10 @@ def main(config):
       for temperature in config.temperatures
       for mean in compared(rows, against, temperature)
     ]  # fmt: skip
-    report.results.write(
-      report.results.build(
-        'study', 'measured', rows + means, config=config.to_dict(),
-        started=started,
-      ),
-      config.name, root=config.results,
-    )  # fmt: skip
+    result = report.results.build(
+      'study', 'measured', rows + means, config=settings, started=started
+    )
+    report.results.write(result, config.name, root=config.results)
   result = report.results.load(path)
   draw(result, path.with_suffix('.png'))
   show(result['metrics'])

@@ -71,10 +71,6 @@ def main(config):
   if prompts:
     evaluate.check_answers(target, draft_of(begun.state), prompts, **new)
 
-  def score(state) -> float:
-    done = evaluate.answers(target, draft_of(state), prompts, **new)
-    return evaluate.tokens_per_round(done).value
-
   about = portable(
     {k: v for k, v in config.to_dict().items() if k not in _FREE}
   ) | {'head_hash': target.head_hash, 'data_hash': data.hash}
@@ -82,6 +78,13 @@ def main(config):
   state = loop.resume(checkpoints, begun.state, feed, about)
   began = time.perf_counter()
   with Writer(out / 'tensorboard') as writer:
+
+    def score(state) -> float:
+      done = evaluate.answers(target, draft_of(state), prompts, **new)
+      writer.text(int(state.step), 'answer', done[0].text)
+      return evaluate.tokens_per_round(done).value
+
+    writer.config(config.to_dict())
     state = loop.run(
       begun.task, train, begun.frozen, state, feed, every=every,
       log=functools.partial(logged, writer), checkpoints=checkpoints,
