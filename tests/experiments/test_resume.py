@@ -80,10 +80,10 @@ def test_a_killed_run_goes_on_to_the_same_weights(folder, method, kills):
   expected = losses(whole)
   assert [*expected] == [*range(1, STEPS + 1)]
   rng, moments = random.Random(method), []
-  for _ in range(kills):
-    # To take up a checkpoint are 15 of these events, and to save one 25: it is
-    # written, or renamed, or an old one is removed.
-    moments.append(rng.randint(10, 65))
+  for i in range(kills):
+    # To save a checkpoint are 25 of these events, the removal of an old one
+    # among them, and to take one up 15.
+    moments.append(rng.randint(5 if i else 30, 65))
     how = dict(kill_at=(killed / 'checkpoints', moments[-1]))
     assert train(folder, killed, method, **how).status == KILLED
     assert not (killed / 'model.safetensors').exists()
