@@ -84,8 +84,8 @@ def test_the_drafter_has_the_proportions_of_its_target():
     ('dspine', dict(block=1), 'block = 1 leaves no slot to propose'),
     (
       'dspine',
-      dict(mask_id=61),
-      'mask_id = 61 is outside the vocabulary of 61',
+      dict(mask_id=64),
+      'mask_id = 64 is outside the vocabulary of 64',
     ),
     ('dspine', dict(rank=33), 'rank = 33 exceeds min(width, vocab - 1) = 32'),
     ('dspine', dict(causal=False), 'causal = False: DSpine is causal ...'),
@@ -100,8 +100,8 @@ def test_the_drafter_has_the_proportions_of_its_target():
     ),
     (
       'dflash',
-      dict(vocab=62),
-      'drafter dflash was made for a target of vocab 62; tiny has 61',
+      dict(vocab=63),
+      'drafter dflash was made for a target of vocab 63; tiny has 64',
     ),
   ),
 )
