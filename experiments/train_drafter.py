@@ -61,18 +61,15 @@ def main(config):
     data, batch=config.batch, length=config.length, seed=train.seed,
     workers=config.workers, buckets=config.buckets, holdout=config.holdout,
   )  # fmt: skip
-  prompts = held_out(config, data)
-  begun = setup.start(
+  task = setup.make_task(
     target, config.method, train, drafter=config.drafter, loss=config.loss
   )
-  draft_of = functools.partial(evaluate.drafter_of, begun.task, begun.frozen)
+  prompts = held_out(config, data)
+  begun = setup.start(target, task)
+  draft_of = functools.partial(evaluate.drafter_of, task, begun.frozen)
   new = dict(max_new_tokens=config.evaluate.max_new_tokens)
   if prompts:
     evaluate.check_answers(target, draft_of(begun.state), prompts, **new)
-
-  def score(state) -> float:
-    done = evaluate.answers(target, draft_of(state), prompts, **new)
-    return evaluate.tokens_per_round(done).value
 
   about = portable(
     {k: v for k, v in config.to_dict().items() if k not in _FREE}
@@ -81,6 +78,13 @@ def main(config):
   state = loop.resume(checkpoints, begun.state, feed, about)
   began = time.perf_counter()
   with Writer(out / 'tensorboard') as writer:
+
+    def score(state) -> float:
+      done = evaluate.answers(target, draft_of(state), prompts, **new)
+      writer.text(int(state.step), 'answer', done[0].text)
+      return evaluate.tokens_per_round(done).value
+
+    writer.config(config.to_dict())
     state = loop.run(
       begun.task, train, begun.frozen, state, feed, every=every,
       log=functools.partial(logged, writer), checkpoints=checkpoints,

@@ -27,8 +27,9 @@ all-reduces of [B, K, D] a layer of target or drafter; one for the embedding
 and three for a DSpine's tables; two gathers of a number a row and device for
 the choice of a token, and where tokens are chosen one after the other (Domino,
 DSpark) one all-reduce more for each. No weight, no cache and no logits are
-gathered, but for logits that top-k or top-p has to sort. DSpine's injection (R
-and M) is copied: to split M would add an all-reduce to every draft layer.
+gathered, but for logits that top-p has to sort; top-k alone sums counts.
+DSpine's injection (R and M) is copied: to split M would add an all-reduce to
+every draft layer.
 """
 
 import re

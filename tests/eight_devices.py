@@ -170,7 +170,7 @@ def test_sampling_gathers_logits_only_where_they_are_sorted():
   found = collectives(compiled('model=8', 'dspine', 'sampled'))
   for kind, size, origin in found:
     if kind == 'all-gather' and size >= B * K * V // 8:
-      assert '/cond/branch_1_fun/' in origin  # top-k or top-p is asked for
+      assert '/cond/branch_2_fun/' in origin  # top-p is asked for
     assert kind in ('all-gather', 'all-reduce')
 
 

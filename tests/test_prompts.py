@@ -127,7 +127,13 @@ def test_humaneval_wraps_the_problem_as_it_stands(package):
 
 
 @pytest.mark.parametrize(
-  'data', [None, b'not gzip', gzip.compress(b'{}'), gzip.compress(b'{')]
+  'data',
+  [
+    None,
+    b'not gzip',
+    gzip.compress(b'{}', mtime=0),
+    gzip.compress(b'{', mtime=0),
+  ],
 )
 def test_humaneval_of_a_broken_package(package, data):
   if data is not None:

@@ -10,17 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from spinejax.decode import acceptance
 from spinejax.decode.generate import Completion, generate
 from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.request import Prompt, check_context, encode_prompts
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
-from spinejax.report.stats import (
-  acceptance,
-  is_repetitive,
-  speedup,
-  tokens_per_round,
-)
+from spinejax.report.stats import speedup
 from spinejax.target.loading import Target
 from spinejax.target.memory import check_memory
 from spinejax.verify import audit
@@ -181,33 +177,19 @@ def rows(
   reference = done.runs.get(SAME_ROWS, plain)
   table = []
   for name, one in done.runs.items():
-    emitted = [len(c.tokens) for c in one.completions]
-    ran = [c.rounds for c in one.completions]
-    tau = tokens_per_round(emitted, ran, seed=settings.seed)
+    tokens = sum(len(c.tokens) for c in one.completions)
     row = {
       'target': target.name,
       'drafter': name,
       'dataset': dataset,
       'temperature': settings.temperature,
       'dtype': str(target.params.embed_VD.dtype),
-      'batch': min(settings.batch, len(emitted)),
+      'batch': min(settings.batch, len(one.completions)),
       'max_new_tokens': settings.max_new_tokens,
       'seed': settings.seed,
-      'total': len(emitted),
-      'tokens_per_round': tau.value,
-      'tokens_per_round_low': tau.low,
-      'tokens_per_round_high': tau.high,
-      'tokens_per_s': sum(emitted) / sum(one.seconds),
-      'emitted_by_prompt': emitted,
-      'rounds_by_prompt': ran,
+      'tokens_per_s': tokens / sum(one.seconds),
     }
-    looping = [is_repetitive(c.tokens) for c in one.completions]
-    kept = [i for i, loops in enumerate(looping) if not loops]
-    row['repetitive'] = sum(looping)
-    if kept:
-      row['tokens_per_round_nonrepetitive'] = tokens_per_round(
-        [emitted[i] for i in kept], [ran[i] for i in kept]
-      ).value
+    row |= acceptance.counts(one.completions, settings.seed)
     # In float32 the reference would only be compared with itself.
     told = one is not reference or row['dtype'] != 'float32'
     if settings.temperature == 0 and told:
@@ -218,9 +200,8 @@ def rows(
       row['speedup_low'] = faster.median.low
       row['speedup_high'] = faster.median.high
       row['speedup_total'] = faster.total
-      hist = sum(c.accepted_hist for c in one.completions)
-      if len(hist) > 1 and name != SAME_ROWS:
-        row['acceptance_by_position'] = acceptance(hist).by_position
+      if name != SAME_ROWS:
+        row |= acceptance.by_position(one.completions)
     table.append(row)
   return table
 

@@ -127,25 +127,24 @@ class _Run:
 
   def all(self, sampling: Sampling) -> list[np.ndarray]:
     answers: list[np.ndarray] = [np.zeros((0,), np.int32)] * len(self._prompts)
-    owner_B = np.full(self._slots, -1)
     # Prompts of one token that may not be answered: every slot is done.
-    state = self._state([[0]] * self._slots, [1] * self._slots, [0])
+    B = self._slots
+    owner_B = np.full(B, -1)  # the prompt in each slot
+    state = self._state([[0]] * B, [1] * B, [0] * B)
     while True:
       free = np.flatnonzero(owner_B < 0)
       while self._queue and len(free) >= min(self._group, len(self._queue)):
-        taken = free[: self._group]
-        chosen = [
-          self._queue.pop() for _ in range(min(len(taken), len(self._queue)))
-        ]
-        owner_B[taken[: len(chosen)]] = chosen
-        state = self._fill(state, taken[: len(chosen)], chosen)
-        free = np.flatnonzero(owner_B < 0)
-      if len(free) == self._slots:
+        count = min(self._group, len(self._queue))
+        chosen = [self._queue.pop() for _ in range(count)]
+        taken, free = free[:count], free[count:]
+        owner_B[taken] = chosen
+        state = self._fill(state, taken, chosen)
+      if len(free) == B:
         return answers
-      wanted = self._group if self._queue else self._slots
+      wanted = self._group if self._queue else B
       state = run_rounds(
         self._target.cfg, self._draft, self._params, state, sampling,
-        jnp.int32(_UNTIL_DONE), jnp.int32(min(wanted, self._slots)),
+        jnp.int32(_UNTIL_DONE), jnp.int32(wanted),
       )  # fmt: skip
       done_B, length_B = jax.device_get((state.done_B, state.length_B))
       ended = np.flatnonzero(done_B & (owner_B >= 0))
@@ -183,9 +182,7 @@ class _Run:
       'tokens_BT': tokens_BT,
       'prompt_length_B': np.array([len(p) for p in prompts], np.int32),
       'cap_B': np.array(ends, np.int32),
-      'seed_B': np.broadcast_to(
-        np.array(seeds, np.uint32), (len(prompts),)
-      ).copy(),
+      'seed_B': np.array(seeds, np.uint32),
       'stop_ids_E': np.array(list(self._target.tokenizer.stop_ids), np.int32),
     }
     return new_state(

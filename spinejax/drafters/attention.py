@@ -102,7 +102,7 @@ def _attend_fused(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):
     jnp.concatenate([old.swapaxes(1, 2), x.reshape(B, A * K, -1, C)], axis=1)
     for old, x in ((k_BGTC, k), (v_BGTC, v))
   )
-  own = jnp.kron(jnp.eye(A, dtype=bool), seen_KK)
+  own = jnp.kron(jnp.eye(A), seen_KK.astype(float)) > 0
   seen = jnp.concatenate(
     [seen_BAKT.reshape(B, A * K, -1), jnp.broadcast_to(own, (B, *own.shape))],
     axis=-1,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import ticker
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -53,14 +54,9 @@ def acceptance_by_position(
     ValueError: no curves, an empty curve, a value that is no probability, or
       an unknown label.
   """
-  if label not in results.LABELS:
-    known = ', '.join(results.LABELS)
-    raise ValueError(f'label: {label!r} is not one of {known}')
   if not curves:
     raise ValueError('curves: expected at least one, got none')
-  figure = Figure(figsize=(7, 4.2), dpi=_DPI, layout='constrained')
-  FigureCanvasAgg(figure)
-  axes = figure.add_subplot()
+  figure, axes = _new(label)
   for i, (name, curve) in enumerate(curves.items()):
     percent = 100 * _probabilities(name, curve)
     axes.plot(
@@ -90,6 +86,68 @@ def acceptance_by_position(
     else 'accepted, of all rounds',
     color=_INK,
   )
+  _finish(axes, title, label)
+  return figure
+
+
+def by_set(
+  bars: Mapping[str, Mapping[str, tuple[float, float, float]]],
+  *,
+  title: str,
+  label: str,
+  unit: str,
+) -> Figure:
+  """Draws a group of bars a set of prompts, with their intervals.
+
+  Args:
+    bars: a run's name to sets of prompts to (value, low, high). A run may lack
+      sets; their order is that of the first run.
+    title, label: see `acceptance_by_position`.
+    unit: of the values.
+
+  Returns:
+    A figure of 7 x 4.2 inches at 150 dots an inch.
+
+  Raises:
+    ValueError: no bars, or an unknown label.
+  """
+  if not bars:
+    raise ValueError('bars: expected at least one run, got none')
+  figure, axes = _new(label)
+  sets = list(next(iter(bars.values())))
+  width = 0.8 / len(bars)
+  for i, (name, values) in enumerate(bars.items()):
+    there = [j for j, one in enumerate(sets) if one in values]
+    value, low, high = np.array([values[sets[j]] for j in there]).T
+    axes.bar(
+      np.array(there) + (i - (len(bars) - 1) / 2) * width,
+      value,
+      0.9 * width,
+      yerr=[value - low, high - value],
+      label=name,
+      color=_COLOURS[i % len(_COLOURS)],
+      # Past the end of the palette hatching tells the second turn.
+      hatch='' if i < len(_COLOURS) else '//',
+      error_kw={'ecolor': _INK, 'elinewidth': 0.8},
+      zorder=3,
+    )
+  axes.set_xticks(range(len(sets)), sets)
+  axes.set_ylabel(unit, color=_INK)
+  _finish(axes, title, label)
+  return figure
+
+
+def _new(label: str) -> tuple[Figure, Axes]:
+  if label not in results.LABELS:
+    known = ', '.join(results.LABELS)
+    raise ValueError(f'label: {label!r} is not one of {known}')
+  figure = Figure(figsize=(7, 4.2), dpi=_DPI, layout='constrained')
+  FigureCanvasAgg(figure)
+  return figure, figure.add_subplot()
+
+
+def _finish(axes: Axes, title: str, label: str) -> None:
+  """What all figures have: the title, a quiet frame, and the legend."""
   axes.set_title(
     title,
     loc='left',
@@ -113,7 +171,6 @@ def acceptance_by_position(
     title_fontsize=9,
   )
   legend.get_title().set_color('#777777')
-  return figure
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:

@@ -94,6 +94,44 @@ def tokens_per_round(
   return _bootstrap(ratio, data, seed, resamples)
 
 
+def mean_ratio(
+  ours: Sequence[tuple[Sequence[int], Sequence[int]]],
+  theirs: Sequence[tuple[Sequence[int], Sequence[int]]],
+  *,
+  seed: int = 0,
+  resamples: int = 2000,
+) -> Interval:
+  """Mean tokens a round over several sets of prompts, ours over theirs.
+
+  Args:
+    ours, theirs: tokens and rounds by prompt (see `tokens_per_round`), a pair
+      a set; the same prompts in the same order in both.
+    seed: of the bootstrap.
+    resamples: of the bootstrap.
+
+  Returns:
+    The ratio, and its percentile bootstrap interval: the prompts of each set
+    are drawn anew, for both sides the same.
+
+  Raises:
+    ValueError: sets or prompts differ in number.
+  """
+  rng = np.random.default_rng(seed)
+  means = np.zeros((2, resamples + 1))
+  for mine, other in zip(ours, theirs, strict=True):
+    counts = [_paired('tokens', a, 'rounds', b) for a, b in (mine, other)]
+    P = len(counts[0][0])
+    _paired('ours', counts[0][0], 'theirs', counts[1][0])
+    drawn = rng.integers(0, P, (resamples, P))
+    weight = np.stack([np.bincount(row, minlength=P) for row in drawn])
+    weight = np.concatenate([np.ones((1, P)), weight])  # first: as they are
+    for mean, (tokens_P, rounds_P) in zip(means, counts, strict=True):
+      mean += (weight @ tokens_P) / (weight @ rounds_P)
+  ratio = means[0] / means[1]
+  low, high = np.quantile(ratio[1:], (0.025, 0.975))
+  return Interval(float(ratio[0]), float(low), float(high))
+
+
 def is_repetitive(
   tokens_T: Sequence[int], *, window: int = 64, longest: int = 16
 ) -> bool:

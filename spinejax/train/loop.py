@@ -125,23 +125,27 @@ def resume(
   last = max(checkpoints.steps)
   saved = checkpoints.about(last)
   position = saved.pop('input')
-  for where, there, here in _differences('', saved, about):
-    raise InputError(
-      f'{where} = {here!r}, but the run in this folder was begun with '
-      f'{there!r}; use that, or another folder'
-    )
+  refuse_changes(saved, about, 'the run in this folder was begun')
   state = checkpoints.load(last, state)
   feed.set_state(position)
   return state
 
 
-def _differences(where: str, there: Any, here: Any):
+def refuse_changes(there: Any, here: Any, what: str, where: str = '') -> None:
+  """Refuses to go on with settings that are not those of before.
+
+  Raises:
+    InputError: names the first field that differs.
+  """
   if isinstance(there, dict) and isinstance(here, dict):
     for key in sorted(there.keys() | here.keys()):
       at = f'{where}.{key}' if where else key
-      yield from _differences(at, there.get(key), here.get(key))
+      refuse_changes(there.get(key), here.get(key), what, at)
   elif there != here:
-    yield where, there, here
+    raise InputError(
+      f'{where} = {here!r}, but {what} with {there!r}; use that, or another '
+      'place to write to'
+    )
 
 
 def _check_finite(loss: float, step: int, learning_rate: float) -> None:

@@ -33,15 +33,15 @@ class Start:
   codes_VR: np.ndarray | None
 
 
-def start(
+def make_task(
   target: Target,
   method: str,
   train: TrainConfig,
   *,
   drafter: Mapping[str, Any],
   loss: Mapping[str, Any],
-) -> Start:
-  """Fresh training of a method for a target.
+) -> Task:
+  """What a step is compiled for; nothing is computed yet.
 
   Args:
     drafter: layers, block, mask_id, taps, and fields of the method's config.
@@ -64,10 +64,14 @@ def start(
   options = objective.options(**loss)
   DraftModel(objective.drafter(cfg)).check(target)
   LAYOUTS[method].settings(cfg)  # refuses what could not be written at the end
-  task = Task.of(objective, options, cfg, target.cfg, train)
+  return Task.of(objective, options, cfg, target.cfg, train)
+
+
+def start(target: Target, task: Task) -> Start:
+  """Fresh weights, and what DSpine needs of the target's head."""
   basis = codes_VR = None
-  if hasattr(cfg, 'rank'):
-    basis = fit_basis(target.head_VD, cfg.rank)
+  if hasattr(task.cfg, 'rank'):
+    basis = fit_basis(target.head_VD, task.cfg.rank)
     codes_VR = token_codes(target.head_VD, basis)
   codes = None if codes_VR is None else jnp.asarray(codes_VR, jnp.float32)
   frozen = shard(Frozen(target.params, codes), target.mesh)

@@ -154,32 +154,39 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
   logits = base if up_VE is None else base + nn.dense(rows.low_NE, up_VE)
   ids = top_candidates(logits, candidates)
   scores = _at(logits, ids)
-  q, log_total = _law(logits, scores[:, :1])
+  total = _log_total(logits, scores[:, :1])
   at_label = aims.label_N[:, None]
-  ce_N = (log_total - _at(logits, at_label))[:, 0]
+  ce_N = (total - _at(logits, at_label))[:, 0]
   value = jnp.sum(aims.ce_weight_N * ce_N)
   hit = jnp.arange(logits.shape[-1]) == at_label
-  # d CE / d logits = q - [label]
-  d_logits = aims.ce_weight_N[:, None] * (q - hit)
   d_base, l1_N, base_ce_N, teacher_NC = 0.0, None, None, None
   if aims.base_ce_weight_N is not None:
-    top = jnp.max(base, axis=-1, keepdims=True).astype(jnp.float32)
-    q_base, log_base = _law(base, top)
-    base_ce_N = (log_base - _at(base, at_label))[:, 0]
+    base_total = _log_total(base, _largest(base))
+    base_ce_N = (base_total - _at(base, at_label))[:, 0]
     value += jnp.sum(aims.base_ce_weight_N * base_ce_N)
+    q_base = _law(base, base_total)
     d_base = aims.base_ce_weight_N[:, None] * (q_base - hit)
   if aims.teacher_ND is not None:
     teacher = nn.dense(aims.teacher_ND, head_VD)
-    top = jnp.max(teacher, axis=-1, keepdims=True).astype(jnp.float32)
-    p, log_p_total = _law(teacher, top)
-    # Not taken from p, which would then be written out.
-    teacher_NC = jnp.exp(_at(teacher, ids) - log_p_total)
+    totals = total, _log_total(teacher, _largest(teacher))
+    teacher_NC = jnp.exp(_at(teacher, ids) - totals[1])
+    # Thrice, each time behind a barrier: what XLA finds to be the same it
+    # writes out in float32 and reads again, which takes longer.
+    q, p = _law(logits, totals[0]), _law(teacher, totals[1])
     l1_N = jnp.sum(jnp.abs(q - p), axis=-1)
+    totals = lax.optimization_barrier(totals)
+    q, p = _law(logits, totals[0]), _law(teacher, totals[1])
+    mean = jnp.sum(jnp.sign(q - p) * q, axis=-1, keepdims=True)
+    totals = lax.optimization_barrier(totals)
+    q, p = _law(logits, totals[0]), _law(teacher, totals[1])
     value += jnp.sum(aims.l1_weight_N * l1_N)
     # d L1 / d logits = q (s - <s, q>), s = sign(q - p)
-    sign = jnp.sign(q - p)
-    mean = jnp.sum(sign * q, axis=-1, keepdims=True)
-    d_logits += aims.l1_weight_N[:, None] * q * (sign - mean)
+    d_l1 = q * (jnp.sign(q - p) - mean)
+    d_logits = aims.l1_weight_N[:, None] * d_l1
+  else:
+    q, d_logits = _law(logits, total), 0.0
+  # d CE / d logits = q - [label]
+  d_logits += aims.ce_weight_N[:, None] * (q - hit)
 
   def back(d, table):
     """d table, in the table's dtype: mixed products miss the tensor cores."""
@@ -202,10 +209,16 @@ def _at(logits: jax.Array, ids: jax.Array) -> jax.Array:
   return jnp.take_along_axis(logits, ids, axis=-1).astype(jnp.float32)
 
 
-def _law(logits: jax.Array, top: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """softmax(logits), and log of the sum of exponentials, float32."""
-  logits = logits.astype(jnp.float32)
-  log_total = top + jnp.log(
-    jnp.sum(jnp.exp(logits - top), axis=-1, keepdims=True)
-  )
-  return jnp.exp(logits - log_total), log_total
+def _largest(logits: jax.Array) -> jax.Array:
+  return jnp.max(logits, axis=-1, keepdims=True).astype(jnp.float32)
+
+
+def _log_total(logits: jax.Array, top: jax.Array) -> jax.Array:
+  """log of the sum of exponentials, kept axis, float32."""
+  shifted = logits.astype(jnp.float32) - top
+  return top + jnp.log(jnp.sum(jnp.exp(shifted), axis=-1, keepdims=True))
+
+
+def _law(logits: jax.Array, total: jax.Array) -> jax.Array:
+  """softmax(logits), float32."""
+  return jnp.exp(logits.astype(jnp.float32) - total)

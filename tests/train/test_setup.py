@@ -114,7 +114,7 @@ def test_methods_and_losses_that_cannot_be(refused):
   with refused(
     "method = 'eagle', expected one of dflash, dflash2, domino, dspark, dspine"
   ):
-    setup.start(tiny.target(), 'eagle', tiny.TRAIN, drafter={}, loss={})
+    setup.make_task(tiny.target(), 'eagle', tiny.TRAIN, drafter={}, loss={})
   for method, loss, message in (
     ('dflash', {'alignment_weight': 1}, 'dflash has no field ...'),
     ('dspine', {'gama': 1}, "dspine has no field 'gama'"),

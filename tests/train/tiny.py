@@ -60,10 +60,11 @@ def begin(
   method='dspine', train=TRAIN, of=None, drafter=(), loss=()
 ) -> setup.Start:
   """A fresh start of training."""
+  of = target() if of is None else of
+  sizes = SHAPE | METHODS[method] | dict(drafter)
   return setup.start(
-    target() if of is None else of, method, train,
-    drafter=SHAPE | METHODS[method] | dict(drafter), loss=dict(loss),
-  )  # fmt: skip
+    of, setup.make_task(of, method, train, drafter=sizes, loss=dict(loss))
+  )
 
 
 def decode(draft: DraftModel, of: Target | None = None) -> list[Completion]:

@@ -1,0 +1,81 @@
+"""How many tokens a round drafters give on sets of prompts."""
+
+from absl import logging
+
+from experiments import common
+from spinejax import report
+from spinejax.decode import acceptance
+from spinejax.decode.request import whole
+from spinejax.drafters import load_drafter
+from spinejax.errors import InputError
+from spinejax.prompts import by_name
+from spinejax.report.figures import acceptance_by_position, save
+from spinejax.sharding import make_mesh
+from spinejax.target.loading import load_target
+
+
+def show(rows: list[dict]) -> None:
+  """A line a drafter, set and temperature."""
+  report.table.print_columns(
+    [
+      {
+        'drafter': row['drafter'],
+        'dataset': row['dataset'],
+        'T': f'{row["temperature"]:g}',
+        'tokens/round': f'{row["tokens_per_round"]:.2f} '
+        f'[{row["tokens_per_round_low"]:.2f}, '
+        f'{row["tokens_per_round_high"]:.2f}]',
+        'no loops': f'{row.get("tokens_per_round_nonrepetitive", 0):.2f} '
+        f'({row["repetitive"]})',
+        'prompts': str(row['total']),
+      }
+      for row in rows
+    ],
+    names=2,
+  )
+
+
+def main(config):
+  started = report.results.now()
+  common.file_name('name', config.name)
+  common.positive(config, 'max_new_tokens', 'batch')
+  whole('limit', config.limit, 0, 2**31)
+  dtype = common.dtype(config.dtype)
+  root = common.folder(f'{config.results}/acceptance')
+  sets = [by_name(x, config.limit or None) for x in config.prompts.split(',')]
+  if not config.drafters or not config.temperatures:
+    raise InputError('drafters and temperatures, expected at least one of each')
+  target = load_target(config.target, dtype, mesh=make_mesh(config.mesh))
+  drafts = [
+    load_drafter(name, target, block=config.block or None)
+    for name in config.drafters
+  ]
+  rows = []
+  for source, draft in zip(config.drafters, drafts, strict=True):
+    for temperature in config.temperatures:
+      logging.info('%s at temperature %g', source, temperature)
+      rows += [
+        {'source': source} | row
+        for row in acceptance.measure(
+          target, draft, sets, temperature=temperature, batch=config.batch,
+          max_new_tokens=config.max_new_tokens, seed=config.seed,
+        )
+      ]  # fmt: skip
+  curves = {
+    f'{row["source"]}, {row["dataset"]}, T {row["temperature"]:g}': row[
+      'acceptance_by_position'
+    ]
+    for row in rows
+    if 'acceptance_by_position' in row
+  }
+  figure = acceptance_by_position(curves, title=target.name, label='measured')
+  save(figure, root / f'{config.name}.png')
+  result = report.results.build(
+    'acceptance', 'measured', rows, config=config.to_dict(), started=started
+  )
+  show(rows)
+  print(report.results.write(result, config.name, root=config.results))
+
+
+if __name__ == '__main__':
+  common.run(main)

@@ -1,0 +1,234 @@
+"""Trains several drafters alike and compares their tokens a round."""
+
+import dataclasses
+import gc
+import pathlib
+import sys
+import time
+
+import jax
+import numpy as np
+
+from experiments import common
+from spinejax import report
+from spinejax.decode import acceptance
+from spinejax.errors import InputError
+from spinejax.prompts import by_name
+from spinejax.report import stats
+from spinejax.target.loading import load_target
+from spinejax.train import evaluate, loop, setup
+from spinejax.train.flops import flops_per_step
+from spinejax.train.input import make_input
+from spinejax.train.shards import open_data
+from spinejax.train.step import Task, TrainConfig
+
+# Of a config, what may differ when a study is taken up again.
+_FREE = (
+  'name', 'results', 'against', 'log', 'evaluated', 'runs', 'target', 'data',
+)  # fmt: skip
+
+
+def check(config, target) -> None:
+  """Refuses runs that could not be made, before the first is."""
+  names = [run.name for run in config.runs]
+  for run in config.runs:
+    common.file_name('runs.name', run.name)
+    if names.count(run.name) > 1:
+      raise InputError(f'runs: two are called {run.name!r}')
+    task_of(config, target, run)
+  for against in config.against:
+    if against not in names:
+      raise InputError(f'against has {against!r}, expected one of {names}')
+  setup.check_batch(
+    target, TrainConfig(**config.training), config.batch, config.length
+  )
+
+
+def task_of(config, target, run) -> tuple[TrainConfig, Task]:
+  """How a run is trained."""
+  train = TrainConfig(**config.training.to_dict() | {'seed': run.seed})
+  sizes = config.drafter.to_dict() | run.drafter.to_dict()
+  loss = run.loss.to_dict()
+  return train, setup.make_task(
+    target, run.method, train, drafter=sizes, loss=loss
+  )
+
+
+def trained(config, target, data, run) -> tuple:
+  """A drafter that was trained, and what its training took."""
+  train, task = task_of(config, target, run)
+  begun = setup.start(target, task)
+  feed = make_input(
+    data, batch=config.batch, length=config.length, seed=train.seed
+  )
+  told = {}
+
+  def log(step, scalars):
+    told.update({k: float(v) for k, v in scalars.items() if not np.ndim(v)})
+    print(
+      f'{run.name}: step {step}, loss {told["loss"]:.3f}, '
+      f'{told["tokens_per_s"]:.0f} tokens/s', file=sys.stderr,
+    )  # fmt: skip
+
+  state = loop.run(
+    task, train, begun.frozen, begun.state, feed,
+    every=loop.Every(log=config.log), log=log,
+  )  # fmt: skip
+  weights = sum(x.size for x in jax.tree.leaves(state.weights))
+  tokens = config.batch * config.length
+  row = {
+    'run': run.name, 'drafter': run.method, 'seed': run.seed,
+    'steps': train.steps, 'batch': config.batch, 'weights': weights,
+    'training_tokens': train.steps * tokens,
+    'step_ms': 1e3 * tokens / told['tokens_per_s'],
+    'flops_per_step': flops_per_step(
+      task, state, config.batch, config.length
+    ),
+    'loss': told['loss'], 'ce': told['ce'],
+  }  # fmt: skip
+  return evaluate.drafter_of(task, begun.frozen, state), row
+
+
+def compared(rows: list[dict], against: str, temperature: float) -> list[dict]:
+  """Rows on the mean over the sets: each run's, and its ratio to one run's."""
+  runs: dict[str, list] = {}
+  for row in rows:
+    if row.get('temperature') == temperature and 'rounds_by_prompt' in row:
+      runs.setdefault(row['run'], []).append(row)
+
+  def pairs(name):
+    return [(r['emitted_by_prompt'], r['rounds_by_prompt']) for r in runs[name]]
+
+  found = []
+  for name, sets in runs.items():
+    ratio = stats.mean_ratio(pairs(name), pairs(against))
+    mean = sum(row['tokens_per_round'] for row in sets) / len(sets)
+    found.append({
+      'run': name, 'drafter': sets[0]['drafter'], 'dataset': 'mean',
+      'temperature': temperature, 'tokens_per_round': mean,
+      'against': against, 'ratio': ratio.value,
+      'ratio_low': ratio.low, 'ratio_high': ratio.high,
+    })  # fmt: skip
+  return found
+
+
+def show(rows: list[dict]) -> None:
+  """Tokens a round by set, a line a run; and the ratios of the means."""
+  lines, ratios = {}, {}
+  for row in rows:
+    if 'tokens_per_round' not in row:
+      continue
+    names = {'run': row['run'], 'T': f'{row["temperature"]:g}'}
+    key = tuple(names.values())
+    line = lines.setdefault(key, dict(names))
+    line[row['dataset']] = f'{row["tokens_per_round"]:.2f}'
+    if row['dataset'] == 'mean':
+      ratios.setdefault(key, dict(names))[f'/ {row["against"]}'] = (
+        f'{row["ratio"]:.3f} [{row["ratio_low"]:.3f}, {row["ratio_high"]:.3f}]'
+      )
+  for table in (lines, ratios):
+    columns = dict.fromkeys(key for line in table.values() for key in line)
+    if table:
+      report.table.print_columns(
+        [{key: x.get(key, '-') for key in columns} for x in table.values()],
+        names=1,
+      )
+  print(
+    'tokens a round, greedy unless T says otherwise; below, mean over the sets '
+    'over\nthat of another run, [95 % interval, paired bootstrap over prompts]'
+  )
+
+
+def draw(result: dict, path: pathlib.Path) -> None:
+  """The first temperature's tokens a round, a bar a run and set."""
+  bars, first = {}, result['config']['temperatures'][0]
+  for row in result['metrics']:
+    if row.get('temperature') == first and 'rounds_by_prompt' in row:
+      bars.setdefault(row['run'], {})[row['dataset']] = tuple(
+        row[f'tokens_per_round{end}'] for end in ('', '_low', '_high')
+      )
+  target = next(row['target'] for row in result['metrics'] if 'target' in row)
+  title = f'{target}, T = {first:g}'
+  unit = 'tokens a round'
+  figure = report.figures.by_set(bars, title=title, label='measured', unit=unit)
+  report.figures.save(figure, path)
+
+
+def resumed(config, data, path: pathlib.Path) -> tuple[list[dict], dict]:
+  """Rows of the runs that are there already, and the settings of all runs.
+
+  Raises:
+    InputError: they were made with other settings, so could not be compared.
+  """
+  settings = {k: v for k, v in config.to_dict().items() if k not in _FREE}
+  settings['data_hash'] = data.hash
+  runs = {run.name: run.to_dict() for run in config.runs}
+  settings = report.results.portable(settings | {'runs': runs})
+  if not path.exists():
+    return [], settings
+  result = report.results.load(path)
+  before, runs = result['config'], settings['runs']
+  both = before['runs'].keys() & runs.keys()
+  loop.refuse_changes(
+    before | {'runs': {name: before['runs'][name] for name in both}},
+    settings | {'runs': {name: runs[name] for name in both}},
+    f'{path} was begun',
+  )
+  rows = [row for row in result['metrics'] if 'against' not in row]
+  return rows, settings | {'runs': before['runs'] | runs}
+
+
+def evaluated(config, target, sets, draft, run) -> list[dict]:
+  """Rows of a trained drafter, by set and temperature."""
+  began, dtype = time.perf_counter(), target.params.embed_VD.dtype
+  params = jax.tree.map(lambda x: x.astype(dtype), draft.params)
+  draft, rows = dataclasses.replace(draft, params=params), []
+  for temperature in config.temperatures:
+    rows += acceptance.measure(
+      target, draft, sets, temperature=temperature, batch=config.evaluated,
+      max_new_tokens=config.max_new_tokens, seed=run.seed,
+    )  # fmt: skip
+  took = time.perf_counter() - began
+  print(f'{run.name}: evaluated in {took:.0f} s', file=sys.stderr)
+  return [{'run': run.name} | row for row in rows]
+
+
+def main(config):
+  started = report.results.now()
+  common.file_name('name', config.name)
+  common.positive(config, 'batch', 'length', 'limit', 'max_new_tokens', 'log')
+  dtype = common.dtype(config.dtype)
+  folder = common.folder(f'{config.results}/study')
+  sets = [by_name(x, config.limit) for x in config.prompts.split(',')]
+  target = load_target(config.target, dtype)
+  check(config, target)
+  data = open_data(config.data, target=target, longest=config.length)
+  path = folder / f'{config.name}.json'
+  rows, settings = resumed(config, data, path)
+  for run in config.runs:
+    if any(row['run'] == run.name for row in rows):
+      print(f'{run.name}: is there already', file=sys.stderr)
+      continue
+    draft, row = trained(config, target, data, run)
+    rows += [row, *evaluated(config, target, sets, draft, run)]
+    del draft
+    gc.collect()
+    there = {row['run'] for row in rows}
+    means = [
+      mean
+      for against in config.against if against in there
+      for temperature in config.temperatures
+      for mean in compared(rows, against, temperature)
+    ]  # fmt: skip
+    result = report.results.build(
+      'study', 'measured', rows + means, config=settings, started=started
+    )
+    report.results.write(result, config.name, root=config.results)
+  result = report.results.load(path)
+  draw(result, path.with_suffix('.png'))
+  show(result['metrics'])
+  print(path)
+
+
+if __name__ == '__main__':
+  common.run(main)

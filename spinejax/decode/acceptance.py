@@ -1,0 +1,99 @@
+"""How many proposals are accepted: tokens a round, by prompts and position."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from spinejax.decode.generate import Completion, generate
+from spinejax.decode.loop import capacity_bucket
+from spinejax.drafters.base import DraftModel
+from spinejax.prompts import PromptSet
+from spinejax.report import stats
+from spinejax.target.loading import Target
+
+
+def counts(completions: Sequence[Completion], seed: int = 0) -> dict[str, Any]:
+  """Tokens a round of a set of prompts, and what it was computed from.
+
+  With the keys of result files; beside it stands what is left without the
+  answers that end in a loop, which flatter any drafter.
+  """
+  emitted = [len(c.tokens) for c in completions]
+  rounds = [c.rounds for c in completions]
+  tau = stats.tokens_per_round(emitted, rounds, seed=seed)
+  looping = [stats.is_repetitive(c.tokens) for c in completions]
+  row = {
+    'total': len(emitted),
+    'tokens_per_round': tau.value,
+    'tokens_per_round_low': tau.low,
+    'tokens_per_round_high': tau.high,
+    'emitted_by_prompt': emitted,
+    'rounds_by_prompt': rounds,
+    'repetitive': sum(looping),
+  }
+  if not all(looping):
+    row['tokens_per_round_nonrepetitive'] = stats.tokens_per_round(
+      [n for n, loops in zip(emitted, looping, strict=True) if not loops],
+      [n for n, loops in zip(rounds, looping, strict=True) if not loops],
+    ).value
+  return row
+
+
+def by_position(completions: Sequence[Completion]) -> dict[str, Any]:
+  """Acceptance by position, if anything was proposed."""
+  hist = sum(c.accepted_hist for c in completions)
+  if len(hist) < 2:
+    return {}
+  return {'acceptance_by_position': stats.acceptance(hist).by_position}
+
+
+def measure(
+  target: Target,
+  draft: DraftModel,
+  sets: Sequence[PromptSet],
+  *,
+  temperature: float = 0.0,
+  max_new_tokens: int = 256,
+  batch: int = 512,
+  seed: int = 0,
+) -> list[dict[str, Any]]:
+  """Metric rows of a drafter, one a set of prompts.
+
+  The prompts of all sets are decoded in common batches of one capacity: a
+  drafter is compiled once, or twice if the last batch is smaller. Of prompts
+  with several turns the first is asked.
+
+  Raises:
+    InputError: as `generate`.
+  """
+  prompts = [turns[:1] for one in sets for turns in one.turns]
+  ids = [target.tokenizer.encode_chat(turns) for turns in prompts]
+  longest = max(map(len, ids))
+  done = []
+  for first in range(0, len(ids), batch):
+    done += generate(
+      target,
+      draft,
+      ids[first : first + batch],
+      max_new_tokens=max_new_tokens,
+      temperature=temperature,
+      seed=seed + first,
+      capacity=capacity_bucket(
+        longest + max_new_tokens + draft.drafter.slots + 1
+      ),
+    ).completions
+  rows, start = [], 0
+  for one in sets:
+    part = done[start : start + len(one)]
+    start += len(one)
+    row = {
+      'target': target.name,
+      'drafter': draft.drafter.name,
+      'dataset': one.name,
+      'temperature': temperature,
+      'dtype': str(target.params.embed_VD.dtype),
+      'batch': min(batch, len(ids)),
+      'max_new_tokens': max_new_tokens,
+      'seed': seed,
+    }
+    rows.append(row | counts(part, seed) | by_position(part))
+  return rows
