@@ -10,10 +10,11 @@ from tensorboard.backend.event_processing import event_accumulator
 
 from experiments import decode
 from spinejax.decode.compare import SAME_ROWS
+from spinejax.decode.generate import generate
 from spinejax.drafters.loading import load_drafter
 from spinejax.report import results
 from spinejax.target.loading import load_target
-from spinejax.train.input import make_input
+from spinejax.train.input import make_holdout, make_input
 from spinejax.train.shards import open_data
 from tests.experiments import binaries
 
@@ -116,7 +117,7 @@ def trained(tmp, data):
   done = binaries.fork(
     'train_drafter',
     '--config=configs/train_smollm2.py:toy',
-    *config(target=TINY, data=data[1], out=tmp / 'mine', length=64, holdout=1),
+    *config(target=TINY, data=data[1], out=tmp / 'mine', length=64, holdout=2),
     *(f'--config.drafter.{field}' for field in SHAPE),
     *config(**{
       'training.steps': 4, 'training.anchors': 3, 'every.log': 2,
@@ -141,6 +142,19 @@ def test_train_drafter(trained, data):
   assert found >= {'loss', 'ce', 'l1', 'refinement', 'alignment', 'grad_norm'}
   assert found >= {'accuracy/1', 'accuracy/3', 'refined_accuracy/2'}
   assert found >= {'tokens_per_s', 'flops_per_s', 'tokens_per_round'}
+  # The last score is that of the drafter that was written.
+  events = event_accumulator.EventAccumulator(str(folder / 'tensorboard'))
+  *_, last = events.Reload().Scalars('tokens_per_round')
+  found = open_data(data[1], target=target)
+  held = next(make_holdout(found, batch=2, length=64, holdout=2))
+  prompts = [
+    tokens[:answer]
+    for tokens, answer in zip(held['tokens_BT'], held['answer_B'], strict=True)
+  ]
+  done_by = generate(target, model, prompts, max_new_tokens=5).completions
+  emitted = sum(len(x.tokens) for x in done_by)
+  rounds = sum(x.rounds for x in done_by)
+  assert last.value == pytest.approx(emitted / rounds) and last.step == 4
   # What it says of itself while it runs.
   assert 'step 2: loss ' in done.err and 'step 4: tokens_per_round' in done.err
 

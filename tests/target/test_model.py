@@ -24,6 +24,7 @@ from spinejax.target import (
   unembed,
 )
 from spinejax.target.hf_dir import read_hf
+from spinejax.target.model import read
 
 FAMILIES = ('llama', 'qwen2', 'qwen3')
 T = 48  # tokens of the fixtures, and the capacity of every cache
@@ -258,6 +259,21 @@ def test_every_array_of_a_cache_has_a_buffer_of_its_own(llama):
   # Two arrays that share one cannot both be donated.
   leaves = jax.tree.leaves(init_cache(llama.cfg, 2, T))
   assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
+
+
+@pytest.mark.parametrize('taps', (TAPS, (1,), ()))
+def test_whole_sequences_are_read_as_by_forward(case, taps):
+  """The training pass, which keeps no cache."""
+  tokens_BT = np.where(case.tokens < 0, 0, case.tokens)[:, : T - 7]
+  hidden_BTD, features_BTP = jax.jit(read, static_argnums=(0, 3))(
+    case.cfg, case.params, tokens_BT, taps
+  )
+  out = jax.jit(forward, static_argnums=(0, 4))(
+    case.cfg, case.params, tokens_BT, case.empty, taps
+  )
+  assert features_BTP.shape == (2, T - 7, len(taps) * case.cfg.width)
+  np.testing.assert_allclose(hidden_BTD, out.hidden_BQD, 1e-5, 1e-5)
+  np.testing.assert_allclose(features_BTP, out.features_BQP, 1e-5, 1e-5)
 
 
 def test_random_params_share_the_table_of_a_tied_head(llama):

@@ -84,16 +84,16 @@ def test_the_drafter_has_the_proportions_of_its_target():
     ('dspine', dict(block=1), 'block = 1 leaves no slot to propose'),
     (
       'dspine',
-      dict(mask_id=61),
-      'mask_id = 61 is outside the vocabulary of 61',
+      dict(mask_id=64),
+      'mask_id = 64 is outside the vocabulary of 64',
     ),
     ('dspine', dict(rank=33), 'rank = 33 exceeds min(width, vocab - 1) = 32'),
     ('dflash', dict(rank=3), "BackboneConfig has no field 'rank'"),
     ('dspine', dict(gru_dim=3), "DSpineConfig has no field 'gru_dim'"),
     (
       'dflash',
-      dict(vocab=62),
-      'drafter dflash was made for a target of vocab 62; tiny has 61',
+      dict(vocab=63),
+      'drafter dflash was made for a target of vocab 63; tiny has 64',
     ),
   ),
 )

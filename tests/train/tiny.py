@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 
+from spinejax import sharding
 from spinejax.decode.generate import Completion
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.loading import plain_model
@@ -17,7 +18,7 @@ from spinejax.train.shards import Writer, Written
 from spinejax.train.step import TrainConfig
 from tests.decode.toy import Ids, prompts
 
-V, LENGTH, COUNT = 61, 40, 8
+V, LENGTH, COUNT = 64, 40, 8
 CFG = TargetConfig(
   'llama', vocab=V, width=32, layers=3, heads=4, kv_heads=2, head_dim=8,
   ffn=48, max_position=256,
@@ -42,7 +43,7 @@ class Endless(Ids):
 
 
 @functools.cache
-def target() -> Target:
+def target(mesh: str = '') -> Target:
   params = jax.jit(random_params, static_argnums=0)(CFG, jax.random.key(1))
   # Sublayers that count for more: answers that hang on the whole context.
   layers = tuple(
@@ -50,7 +51,9 @@ def target() -> Target:
     for x in params.layers
   )
   params = dataclasses.replace(params, layers=layers)
-  return Target('tiny', CFG, params, Endless(), np.asarray(params.head_VD))
+  head_VD = np.asarray(params.head_VD)
+  params = sharding.shard(params, sharding.make_mesh(mesh))
+  return Target('tiny', CFG, params, Endless(), head_VD)
 
 
 def begin(
@@ -64,10 +67,10 @@ def begin(
   )
 
 
-def decode(draft: DraftModel) -> list[Completion]:
+def decode(draft: DraftModel, of: Target | None = None) -> list[Completion]:
   """Greedy answers to `PROMPTS` that fill `LENGTH`, speculatively."""
   return evaluate.answers(
-    target(), draft, PROMPTS, capacity=CAPACITY,
+    target() if of is None else of, draft, PROMPTS, capacity=CAPACITY,
     max_new_tokens=[LENGTH - len(p) for p in PROMPTS],
   )  # fmt: skip
 
