@@ -201,14 +201,14 @@ def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
     (
       {'method': 'dflash'},
       "method = 'dflash', but the run in this folder was begun with 'dspine'; "
-      'use that, or another folder',
+      'use that, or another place to write to',
     ),
     (
       {'training': {'steps': 9, 'anchors': 6}},
       'training.steps = 9, but the run in this folder was begun with 6; ...',
     ),
     ({'batch': 8}, 'batch = 8, but the run in this folder was begun with None;'
-     ' use that, or another folder'),
+     ' use that, or another place to write to'),
   ),
 )  # fmt: skip
 def test_another_run_is_not_gone_on_with(change, message, refused, saved):
