@@ -30,13 +30,18 @@ def _runs():
     'rank192': ({'rank': 192}, {}),
     'ce': ({}, {'ce_end': 1.0}),
     'published-mix': ({}, {'ce_start': 0.1, 'ce_end': 0.1}),
+    'token-ce': ({}, {'alignment': 'token_ce'}),
   }
   for name, (drafter, loss) in spine.items():
     runs[f'dspine-{name}'] = ('dspine', 0, drafter, loss)
+  # DSpine's mix of losses for its rivals, and a DFlash2 of DSpine's size.
+  mix = {'ce_start': 1.0, 'ce_end': 0.5}
+  runs['dspark-mix'] = ('dspark', 0, {}, mix)
+  runs['dflash2-mix'] = ('dflash2', 0, {}, mix)
+  runs['dflash2-rank16'] = ('dflash2', 0, {'selector_rank': 16}, {})
   # Without injection, too: a causal DFlash with DSpine's loss of the pass.
   runs['dspine-no-injection'] = (
-    'dflash', 0, {'causal': True},
-    {'cumulative': True, 'ce_start': 1.0, 'ce_end': 0.5},
+    'dflash', 0, {'causal': True}, mix | {'cumulative': True},
   )  # fmt: skip
   return runs
 

@@ -11,6 +11,7 @@ from spinejax.compat.checkpointing import Checkpoints
 from spinejax.drafters.bundle import write_bundle
 from spinejax.drafters.codes import codes_hash
 from spinejax.drafters.files import check_destination
+from spinejax.drafters.layouts import LAYOUTS
 from spinejax.errors import InputError
 from spinejax.report.results import portable
 from spinejax.report.tensorboard import Writer
@@ -64,6 +65,7 @@ def main(config):
   task = setup.make_task(
     target, config.method, train, drafter=config.drafter, loss=config.loss
   )
+  LAYOUTS[config.method].settings(task.cfg)  # as it is written at the end
   prompts = held_out(config, data)
   begun = setup.start(target, task)
   draft_of = functools.partial(evaluate.drafter_of, task, begun.frozen)

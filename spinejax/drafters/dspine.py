@@ -46,6 +46,7 @@ class DSpineConfig(BackboneConfig):
       candidate is proposed as it is (an ablation).
   """
 
+  causal: bool | None = True
   rank: int = 1024
   message: int = 512
   candidates: int = 16
@@ -190,12 +191,13 @@ class Draft:
   Attributes:
     hidden_BAKD: final-normed.
     pre_BAKD: of the last layer, before its injection.
-    features_BAKR: feature of every layer after its injection; the training
-      loss aligns them with the codes of the labels.
+    states_BAKD, features_BAKR: of every layer after its injection; the
+      training loss aligns the features with the codes of the labels.
   """
 
   hidden_BAKD: jax.Array
   pre_BAKD: jax.Array
+  states_BAKD: tuple[jax.Array, ...]
   features_BAKR: tuple[jax.Array, ...]
 
 
@@ -221,14 +223,15 @@ def draft(
   gold_BASR = (
     None if gold_BAS is None else code(params.codes_VR, gold_BAS, h.dtype)
   )
-  features = []
+  states, features = [], []
   for i, layer in enumerate(base.layers):
     pre = backbone.block_layer(cfg, i, layer, h, context[i], place)
     gold = gold_BASR if i < replace_layers else None
     h = inject(inj, i, pre, anchor_BAR, gold, replace_BA)
+    states.append(h)
     features.append(feature(h, inj.readouts_RD[i]))
   hidden = nn.rms_norm(h, base.norm_D, cfg.norm_eps)
-  return Draft(hidden, pre, tuple(features))
+  return Draft(hidden, pre, tuple(states), tuple(features))
 
 
 def refine(

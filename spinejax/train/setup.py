@@ -9,7 +9,6 @@ import numpy as np
 
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.codes import Basis, fit_basis, token_codes
-from spinejax.drafters.layouts import LAYOUTS
 from spinejax.drafters.shape import drafter_config
 from spinejax.errors import InputError
 from spinejax.sharding import shard
@@ -48,8 +47,7 @@ def make_task(
     loss: fields of the method's options that shall not have their defaults.
 
   Raises:
-    InputError: there is no such method or field, a size does not fit, or the
-      drafter could not be written.
+    InputError: there is no such method or field, or a size does not fit.
   """
   if method not in OBJECTIVES:
     raise InputError(
@@ -63,7 +61,6 @@ def make_task(
       raise InputError(f'loss: {method} has no field {field!r}')
   options = objective.options(**loss)
   DraftModel(objective.drafter(cfg)).check(target)
-  LAYOUTS[method].settings(cfg)  # refuses what could not be written at the end
   return Task.of(objective, options, cfg, target.cfg, train)
 
 

@@ -88,16 +88,8 @@ def test_the_drafter_has_the_proportions_of_its_target():
       'mask_id = 64 is outside the vocabulary of 64',
     ),
     ('dspine', dict(rank=33), 'rank = 33 exceeds min(width, vocab - 1) = 32'),
-    ('dspine', dict(causal=False), 'causal = False: DSpine is causal ...'),
-    ('dspine', dict(causal=None), 'causal = None: DSpine is causal ...'),
     ('dflash', dict(rank=3), "BackboneConfig has no field 'rank'"),
     ('dspine', dict(gru_dim=3), "DSpineConfig has no field 'gru_dim'"),
-    # What the published layout, which a run writes, has no words for.
-    (
-      'dflash',
-      dict(qk_norm=False),
-      'published drafters have q and k norms and no q, k bias',
-    ),
     (
       'dflash',
       dict(vocab=63),

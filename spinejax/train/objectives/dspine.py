@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spinejax.drafters import backbone, dspine
+from spinejax.drafters.backbone import BackboneParams
 from spinejax.drafters.dspine import (
   DSpineConfig,
   DSpineParams,
@@ -36,7 +37,10 @@ class DSpineLoss:
   cumulative: whether a block ends at its first unsupervised slot.
   ce_start, ce_end: share of cross-entropy at the first and last step, linear
     between; the rest is L1. As published 0.1, which learns slowly at first.
-  alignment_weight: final weight of the cosine term.
+  alignment: what is asked of every layer: 'cosine', its features near the
+    codes of the labels; or 'token_ce' (an ablation), cross-entropy of its
+    states through final norm and head.
+  alignment_weight: final weight of that term.
   alignment_warmup_steps: its linear ramp, in optimiser steps.
   replacement_probability, _hold, _end, _layers: true predecessors in the
     first layers of some blocks, early in training: the probability is held
@@ -48,6 +52,7 @@ class DSpineLoss:
   cumulative: bool = True
   ce_start: float = 0.1
   ce_end: float = 0.1
+  alignment: str = 'cosine'
   alignment_weight: float = 0.5
   alignment_warmup_steps: int = 146
   replacement_probability: float = 0.5
@@ -65,6 +70,10 @@ class DSpineLoss:
       raise InputError(
         f'replacement_hold = {self.replacement_hold}, expected less than '
         f'replacement_end = {self.replacement_end}'
+      )
+    if self.alignment not in ('cosine', 'token_ce'):
+      raise InputError(
+        f'alignment = {self.alignment!r}, expected cosine or token_ce'
       )
     if self.alignment_warmup_steps < 1:
       raise InputError(
@@ -127,9 +136,15 @@ def loss_of(cfg, options, params, view, batch, now, total, replace_BA):
     told['refined_accuracy_S'] = blocks.accuracy(hit_BAS)
     value += blocks.mean(told['refinement'])
   if options.alignment_weight:
-    told['alignment'] = _alignment(params.codes_VR, out, blocks.label_BAS)
     scale = now.alignment * lax.stop_gradient(blocks.mean(terms.ce_N))
-    value += scale * blocks.mean(told['alignment'])
+    if options.alignment == 'cosine':
+      told['alignment'] = _alignment(params.codes_VR, out, blocks.label_BAS)
+      value += scale * blocks.mean(told['alignment'])
+    else:
+      more, told['alignment'] = _token_ce(
+        cfg, params.backbone, blocks, view, out
+      )
+      value += scale * more
   return value, told
 
 
@@ -152,6 +167,17 @@ def _refined(cfg, options, params, view, blocks, terms, pre_BASD):
   l1 = jnp.where(mass[..., 0] > options.candidate_mass, l1, 0.0)
   best = jnp.argmax(scores, axis=-1)[..., None]
   return ce, l1, jnp.take_along_axis(is_label, best, axis=-1)[..., 0]
+
+
+def _token_ce(cfg, base: BackboneParams, blocks, view, out: dspine.Draft):
+  """Cross-entropy of every layer's states: value and sum over the layers."""
+  value = ce = 0.0
+  for h_BAKD in out.states_BAKD:
+    hidden = nn.rms_norm(h_BAKD, base.norm_D, cfg.norm_eps)
+    hidden = backbone.proposing(cfg, hidden)
+    more, terms = over_vocabulary(cfg, blocks, view, hidden)
+    value, ce = value + more, ce + terms.ce_N
+  return value, ce
 
 
 def _alignment(codes_VR, out: dspine.Draft, label_BAS) -> jax.Array:
