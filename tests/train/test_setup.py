@@ -102,6 +102,14 @@ def test_drafters_that_cannot_be(method, change, message, refused):
     tiny.begin(method, drafter=change)
 
 
+def test_another_seed_gives_other_weights():
+  one, same, other = (
+    tiny.begin('dflash', TrainConfig(steps=1, seed=seed)).state.weights.fc_DP
+    for seed in (0, 0, 1)
+  )
+  assert (one == same).all() and (one != other).all()
+
+
 def test_methods_and_losses_that_cannot_be(refused):
   with refused(
     "method = 'eagle', expected one of dflash, dflash2, domino, dspark, dspine"
