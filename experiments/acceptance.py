@@ -10,6 +10,7 @@ from spinejax.drafters import load_drafter
 from spinejax.errors import InputError
 from spinejax.prompts import by_name
 from spinejax.report.figures import acceptance_by_position, save
+from spinejax.report.paths import portable_text
 from spinejax.sharding import make_mesh
 from spinejax.target.loading import load_target
 
@@ -19,14 +20,11 @@ def show(rows: list[dict]) -> None:
   report.table.print_columns(
     [
       {
-        'drafter': row['drafter'],
+        'drafter': row['source'],
         'dataset': row['dataset'],
         'T': f'{row["temperature"]:g}',
-        'tokens/round': f'{row["tokens_per_round"]:.2f} '
-        f'[{row["tokens_per_round_low"]:.2f}, '
-        f'{row["tokens_per_round_high"]:.2f}]',
-        'no loops': f'{row.get("tokens_per_round_nonrepetitive", 0):.2f} '
-        f'({row["repetitive"]})',
+        'tokens/round': _interval(row),
+        'loops': str(row['repetitive']),
         'prompts': str(row['total']),
       }
       for row in rows
@@ -35,13 +33,22 @@ def show(rows: list[dict]) -> None:
   )
 
 
+def _interval(row: dict) -> str:
+  value, low, high = (
+    row[f'tokens_per_round{end}'] for end in ('', '_low', '_high')
+  )
+  if low is None:  # of a single prompt
+    return f'{value:.2f}'
+  return f'{value:.2f} [{low:.2f}, {high:.2f}]'
+
+
 def main(config):
   started = report.results.now()
   common.file_name('name', config.name)
   common.positive(config, 'max_new_tokens', 'batch')
   whole('limit', config.limit, 0, 2**31)
   dtype = common.dtype(config.dtype)
-  root = common.folder(f'{config.results}/acceptance')
+  root = common.results(config, 'acceptance')
   sets = [by_name(x, config.limit or None) for x in config.prompts.split(',')]
   if not config.drafters or not config.temperatures:
     raise InputError('drafters and temperatures, expected at least one of each')
@@ -50,17 +57,26 @@ def main(config):
     load_drafter(name, target, block=config.block or None)
     for name in config.drafters
   ]
+  for temperature in config.temperatures:
+    acceptance.check(
+      target, sets, temperature=temperature, batch=config.batch,
+      max_new_tokens=config.max_new_tokens,
+    )  # fmt: skip
   rows = []
   for source, draft in zip(config.drafters, drafts, strict=True):
     for temperature in config.temperatures:
       logging.info('%s at temperature %g', source, temperature)
       rows += [
-        {'source': source} | row
+        {'source': portable_text(source)} | row
         for row in acceptance.measure(
           target, draft, sets, temperature=temperature, batch=config.batch,
           max_new_tokens=config.max_new_tokens, seed=config.seed,
         )
       ]  # fmt: skip
+  result = report.results.build(
+    'acceptance', 'measured', rows, config=config.to_dict(), started=started
+  )
+  path = report.results.write(result, config.name, root=config.results)
   curves = {
     f'{row["source"]}, {row["dataset"]}, T {row["temperature"]:g}': row[
       'acceptance_by_position'
@@ -68,13 +84,11 @@ def main(config):
     for row in rows
     if 'acceptance_by_position' in row
   }
-  figure = acceptance_by_position(curves, title=target.name, label='measured')
-  save(figure, root / f'{config.name}.png')
-  result = report.results.build(
-    'acceptance', 'measured', rows, config=config.to_dict(), started=started
-  )
+  if curves:  # plain decoding proposes nothing
+    figure = acceptance_by_position(curves, title=target.name, label='measured')
+    save(figure, root / f'{config.name}.png')
   show(rows)
-  print(report.results.write(result, config.name, root=config.results))
+  print(path)
 
 
 if __name__ == '__main__':

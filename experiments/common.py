@@ -59,6 +59,13 @@ def folder(path: str) -> pathlib.Path:
   return pathlib.Path(path)
 
 
+def results(config: ConfigDict, experiment: str) -> pathlib.Path:
+  """The folder of an experiment's result files."""
+  if not config.results:
+    raise InputError("results = '', expected a folder")
+  return folder(f'{config.results}/{experiment}')
+
+
 def file_name(field: str, name: str) -> str:
   """A name that files are called by."""
   if not _NAME.fullmatch(name):

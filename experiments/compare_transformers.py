@@ -310,7 +310,7 @@ def show(table: Sequence[Mapping]) -> None:
 def main(config):
   started, settings = report.results.now(), settings_of(config)
   sets, dtype = decode.prompt_sets(config), common.dtype(config.dtype)
-  common.folder(f'{config.results}/compare_transformers')
+  common.results(config, 'compare_transformers')
   torch, transformers = libraries()
   target, drafters = decode.load(config, dtype)
   prompts = {

@@ -168,7 +168,7 @@ def main(config):
   settings, sets = settings_of(config), prompt_sets(config)
   dtype, mesh = common.dtype(config.dtype), make_mesh(config.mesh)
   logs = common.folder(f'{config.tensorboard}/decode/{config.name}')
-  common.folder(f'{config.results}/decode')
+  common.results(config, 'decode')
   target, drafters = load(config, dtype, config.same_rows, mesh)
   ids = [  # or an error, now
     one for prompts in sets for one in

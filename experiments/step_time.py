@@ -277,7 +277,7 @@ def main(config):
   started, points = report.results.now(), points_of(config)
   dtype = common.dtype(config.dtype)
   logs = common.folder(f'{config.tensorboard}/step_time/{config.name}')
-  common.folder(f'{config.results}/step_time')
+  common.results(config, 'step_time')
   rate = timing.copy_rate()
   table = []
   for _, same_target in itertools.groupby(points, lambda point: point.target):

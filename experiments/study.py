@@ -28,7 +28,7 @@ _FREE = (
 )  # fmt: skip
 
 
-def check(config, target) -> None:
+def check(config, target, data, sets) -> None:
   """Refuses runs that could not be made, before the first is."""
   names = [run.name for run in config.runs]
   for run in config.runs:
@@ -39,9 +39,19 @@ def check(config, target) -> None:
   for against in config.against:
     if against not in names:
       raise InputError(f'against has {against!r}, expected one of {names}')
+  if config.evaluated < 1 or not config.temperatures:
+    raise InputError(
+      'evaluated and temperatures, expected at least one of each'
+    )
+  for temperature in config.temperatures:
+    acceptance.check(
+      target, sets, temperature=temperature, batch=config.evaluated,
+      max_new_tokens=config.max_new_tokens,
+    )  # fmt: skip
   setup.check_batch(
-    target, TrainConfig(**config.training), config.batch, config.length
-  )
+    target, TrainConfig(**config.training), data, batch=config.batch,
+    lengths=(config.length,),
+  )  # fmt: skip
 
 
 def task_of(config, target, run) -> tuple[TrainConfig, Task]:
@@ -67,7 +77,7 @@ def trained(config, target, data, run) -> tuple:
     told.update({k: float(v) for k, v in scalars.items() if not np.ndim(v)})
     print(
       f'{run.name}: step {step}, loss {told["loss"]:.3f}, '
-      f'{told["tokens_per_s"]:.0f} tokens/s', file=sys.stderr,
+      f'{told.get("step_ms", 0):.1f} ms a step', file=sys.stderr,
     )  # fmt: skip
 
   state = loop.run(
@@ -75,12 +85,11 @@ def trained(config, target, data, run) -> tuple:
     every=loop.Every(log=config.log), log=log,
   )  # fmt: skip
   weights = sum(x.size for x in jax.tree.leaves(state.weights))
-  tokens = config.batch * config.length
   row = {
     'run': run.name, 'drafter': run.method, 'seed': run.seed,
     'steps': train.steps, 'batch': config.batch, 'weights': weights,
-    'training_tokens': train.steps * tokens,
-    'step_ms': 1e3 * tokens / told['tokens_per_s'],
+    'training_tokens': round(train.steps * config.batch * data.length_N.mean()),
+    'step_ms': told['step_ms'],
     'flops_per_step': flops_per_step(
       task, state, config.batch, config.length
     ),
@@ -198,11 +207,11 @@ def main(config):
   common.file_name('name', config.name)
   common.positive(config, 'batch', 'length', 'limit', 'max_new_tokens', 'log')
   dtype = common.dtype(config.dtype)
-  folder = common.folder(f'{config.results}/study')
+  folder = common.results(config, 'study')
   sets = [by_name(x, config.limit) for x in config.prompts.split(',')]
   target = load_target(config.target, dtype)
-  check(config, target)
   data = open_data(config.data, target=target, longest=config.length)
+  check(config, target, data, sets)
   path = folder / f'{config.name}.json'
   rows, settings = resumed(config, data, path)
   for run in config.runs:

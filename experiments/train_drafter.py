@@ -1,8 +1,8 @@
 """Trains a drafter on data its target wrote."""
 
 import functools
-import time
 
+import jax
 import numpy as np
 from absl import logging
 
@@ -23,18 +23,39 @@ from spinejax.train.shards import DataSet, open_data
 from spinejax.train.step import TrainConfig
 
 # Of a config, what may differ when a run is taken up again.
-_FREE = ('out', 'data', 'workers', 'mesh', 'every', 'evaluate', 'target')
+_FREE = ('out', 'data', 'mesh', 'every', 'evaluate', 'target')
+
+
+# Sections of TensorBoard's page; what is not named here is a term of the loss.
+_SECTIONS = {
+  'loss': 'loss/total',
+  'grad_norm': 'optimizer/grad_norm',
+  'learning_rate': 'optimizer/learning_rate',
+  'supervised': 'data/answer_tokens',
+  'step_ms': 'speed/step_ms',
+  'tokens_per_s': 'speed/tokens_per_s',
+  'flops_per_s': 'speed/flops_per_s',
+  'tokens_per_round': 'decode/tokens_per_round',
+}
 
 
 def logged(writer: Writer, step: int, scalars: dict) -> None:
   """To TensorBoard, and a line to the log."""
-  flat = {k: float(v) for k, v in scalars.items() if not np.ndim(v)}
+  flat = {
+    _SECTIONS.get(k, f'loss/{k}'): float(v)
+    for k, v in scalars.items()
+    if not np.ndim(v)
+  }
   for k, v in scalars.items():
     if np.ndim(v):
       flat |= {f'{k[:-2]}/{j + 1}': float(x) for j, x in enumerate(v)}
   writer.scalars(step, flat)
-  shown = ('loss', 'ce', 'tokens_per_s', 'tokens_per_round')
-  told = [f'{k} {flat[k]:.4g}' for k in shown if k in flat]
+  quiet = ('optimizer/', 'data/', 'speed/flops')
+  told = [
+    f'{k.split("/")[1] if "accuracy" not in k else k} {v:.4g}'
+    for k, v in flat.items()
+    if not k.startswith(quiet) and ('accuracy' not in k or k.endswith('/1'))
+  ]
   logging.info('step %d: %s', step, ', '.join(told))
 
 
@@ -56,8 +77,9 @@ def main(config):
   if config.every.evaluate and not config.holdout:
     raise InputError('every.evaluate needs holdout, sequences to evaluate on')
   target = load_target(config.target, dtype, mesh=make_mesh(config.mesh))
-  setup.check_batch(target, train, config.batch, config.length)
   data = open_data(config.data, target=target, longest=config.length)
+  lengths = (*config.buckets, config.length)
+  setup.check_batch(target, train, data, batch=config.batch, lengths=lengths)
   feed = make_input(
     data, batch=config.batch, length=config.length, seed=train.seed,
     workers=config.workers, buckets=config.buckets, holdout=config.holdout,
@@ -78,8 +100,13 @@ def main(config):
   ) | {'head_hash': target.head_hash, 'data_hash': data.hash}
   checkpoints = Checkpoints(out / 'checkpoints')
   state = loop.resume(checkpoints, begun.state, feed, about)
-  began = time.perf_counter()
-  with Writer(out / 'tensorboard') as writer:
+  at = int(state.step)
+  logging.info(
+    '%s: %.1f M weights, %d sequences and %d held out; from step %d to %d',
+    config.method, sum(x.size for x in jax.tree.leaves(state.weights)) / 1e6,
+    len(data) - config.holdout, config.holdout, at, train.steps,
+  )  # fmt: skip
+  with Writer(out / 'tensorboard', goes_on_at=at + 1) as writer:
 
     def score(state) -> float:
       done = evaluate.answers(target, draft_of(state), prompts, **new)
@@ -96,7 +123,6 @@ def main(config):
     'target': target.name,
     'data': {k: v for k, v in data.manifest.items() if k != 'shards'},
     'steps': train.steps,
-    'seconds': round(time.perf_counter() - began, 1),
     'training': portable(config.to_dict()),
   }
   codes = None if begun.codes_VR is None else codes_hash(begun.codes_VR)

@@ -1,11 +1,13 @@
 """Checkpoints of a training run, by orbax (v1, which still changes)."""
 
+import hashlib
 import logging
 import os
 import warnings
 from typing import Any
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from spinejax.errors import InputError
@@ -15,7 +17,7 @@ logging.getLogger('absl').addFilter(
   lambda record: 'orbax' not in record.pathname
 )
 
-_METRIC = 'score'
+_METRIC, _DIGEST = 'score', 'digest'
 _policies = ocp.training.preservation_policies
 
 
@@ -55,6 +57,7 @@ class Checkpoints:
       score: the larger the better; None if it is not known.
     """
     metrics = None if score is None else {_METRIC: score}
+    about = about | {_DIGEST: _digest(state)}
     with warnings.catch_warnings():
       # `save` of the newer releases is not in the older ones.
       warnings.simplefilter('ignore', DeprecationWarning)
@@ -63,31 +66,60 @@ class Checkpoints:
       )
 
   def about(self, step: int) -> dict[str, Any]:
-    """What was saved beside the state."""
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore', DeprecationWarning)
-      return self._orbax.pytree_metadata(step).custom_metadata
+    """What was saved beside the state.
+
+    Raises:
+      InputError: the checkpoint is damaged.
+    """
+    return {k: v for k, v in self._metadata(step).items() if k != _DIGEST}
 
   def load(self, step: int, like: Any) -> Any:
     """The state of a step, placed as the arrays of `like` are.
 
     Raises:
-      InputError: the checkpoint does not hold such a state.
+      InputError: the checkpoint is damaged, or does not hold such a state.
     """
     wanted = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
       like,
     )
+    digest = self._metadata(step)[_DIGEST]
     try:
       with warnings.catch_warnings():
         warnings.simplefilter('ignore', DeprecationWarning)
-        return self._orbax.load_pytree(step, wanted)
-    except (KeyError, OSError, TypeError, ValueError) as error:
-      reason = str(error).splitlines()[0]
-      raise InputError(
-        f'{self._orbax.directory}/{step}: not a checkpoint of this run '
-        f'({reason}); use another folder'
-      ) from None
+        state = self._orbax.load_pytree(step, wanted)
+    except Exception as error:  # of orbax, tensorstore and zarr alike
+      raise self._damaged(step, error) from None
+    if _digest(state) != digest:
+      raise self._damaged(step, 'its arrays are not those that were saved')
+    return state
+
+  def _metadata(self, step: int) -> dict[str, Any]:
+    try:
+      with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)
+        found = self._orbax.pytree_metadata(step).custom_metadata
+    except Exception as error:
+      raise self._damaged(step, error) from None
+    if not isinstance(found, dict) or _DIGEST not in found:
+      raise self._damaged(step, 'its metadata is missing')
+    return found
+
+  def _damaged(self, step: int, reason: object) -> InputError:
+    folder = f'{self._orbax.directory}/{step}'
+    short = str(reason).splitlines()[0][:100]
+    return InputError(
+      f'{folder}: damaged, or of another run ({short}); delete it to go on '
+      'from the one before, or use another place to write to'
+    )
 
   def close(self) -> None:
     self._orbax.close()
+
+
+def _digest(state: Any) -> str:
+  """SHA-256 of all arrays: what is stored carries no checksums."""
+  digest = hashlib.sha256()
+  for x in jax.tree.leaves(jax.device_get(state)):
+    digest.update(np.ascontiguousarray(x).data)
+  return digest.hexdigest()

@@ -5,10 +5,12 @@ from typing import Any
 
 from spinejax.decode.generate import Completion, generate
 from spinejax.decode.loop import capacity_bucket
+from spinejax.decode.request import check_context, whole
 from spinejax.drafters.base import DraftModel
 from spinejax.prompts import PromptSet
 from spinejax.report import stats
 from spinejax.target.loading import Target
+from spinejax.verify.sampling import Sampling
 
 
 def counts(completions: Sequence[Completion], seed: int = 0) -> dict[str, Any]:
@@ -44,6 +46,28 @@ def by_position(completions: Sequence[Completion]) -> dict[str, Any]:
   if len(hist) < 2:
     return {}
   return {'acceptance_by_position': stats.acceptance(hist).by_position}
+
+
+def check(
+  target: Target,
+  sets: Sequence[PromptSet],
+  *,
+  temperature: float,
+  max_new_tokens: int,
+  batch: int,
+) -> None:
+  """Refuses what `measure` would refuse after a training.
+
+  Raises:
+    InputError: a prompt does not fit, or a setting is out of its range.
+  """
+  Sampling.make(1, temperature)
+  whole('max_new_tokens', max_new_tokens, 1, 2**31 - 1)
+  whole('batch', batch, 1, 2**31 - 1)
+  for one in sets:
+    for i, turns in enumerate(one.turns):
+      count = len(target.tokenizer.encode_chat(turns[:1]))
+      check_context(target, i, count, max_new_tokens)
 
 
 def measure(

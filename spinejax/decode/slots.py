@@ -63,7 +63,7 @@ def complete(
   top_k: int = 0,
   capacity: int | None = None,
 ) -> list[np.ndarray]:
-  """What the target says behind each prompt, by plain decoding.
+  """What the target says after each prompt, by plain decoding.
 
   An answer depends neither on the other prompts nor on their order, as far as
   the products of the device do not depend on a row's place in a batch.

@@ -60,7 +60,7 @@ class BackboneConfig:
     causal: attention inside the block; None: causal in sliding layers only.
     embedding_scale, output_multiplier, softcap: of block embeddings and
       logits; 1, 1 and None in most checkpoints.
-    anchor_first: slot k proposes the token behind its own place, so that the
+    anchor_first: slot k proposes the token after its own place, so that the
       anchor's slot proposes too. Otherwise slot j proposes the token at its
       place, and the anchor's slot nothing. The two are trained differently.
   """
@@ -280,7 +280,7 @@ def extend_backbone(
 def at_anchor(
   cache: DraftCache, history: History
 ) -> tuple[list[Context], Place]:
-  """What the block behind the last token looks at when decoding, and where
+  """What the block after the last token looks at when decoding, and where
   it sits."""
   place = Place(
     history.length_B[:, None] - 1, cache.length_B[:, None], decoding=True
@@ -329,7 +329,7 @@ def block_layer(
 
 def proposing(cfg: BackboneConfig, x_BAKD: Block) -> Block:
   """The rows of a block that propose, [B, A, S, ...]: in both layouts row i
-  of them proposes the token i + 1 behind the anchor."""
+  of them proposes the token i + 1 after the anchor."""
   return x_BAKD[:, :, x_BAKD.shape[2] - cfg.slots :]
 
 

@@ -169,7 +169,7 @@ def selector_scores(
   before_ids: Int[Array, '*rows'],
   candidate_ids: Int[Array, '*rows N'],
 ) -> Float[Array, '*rows N']:
-  """Scores of candidates behind known tokens, float32; leading axes broadcast.
+  """Scores of candidates after known tokens, float32; leading axes broadcast.
 
   Args:
     unary: the candidates' logits.

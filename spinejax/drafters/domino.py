@@ -78,7 +78,7 @@ def gru(
   g: Float[Array, '*rows Z'],
   input_3Z: Float[Array, '*rows 3 Z'],
 ) -> Float[Array, '*rows Z']:
-  """The state behind one more token, from W e of it."""
+  """The state after one more token, from W e of it."""
   own_3Z = nn.dense(g, params.recurrent_3ZZ)
   r = jax.nn.sigmoid(input_3Z[..., 0, :] + own_3Z[..., 0, :])
   z = jax.nn.sigmoid(input_3Z[..., 1, :] + own_3Z[..., 1, :])
@@ -124,14 +124,14 @@ def correction(
   hidden_BASD: Float[Array, 'B A S D'],
   before_BAS: Int[Array, 'B A S'],
 ) -> Float[Array, 'B A S E']:
-  """z of every slot behind known tokens: logits are base + up_VE z.
+  """z of every slot after known tokens: logits are base + up_VE z.
 
   Args:
     embed_VD: the target's embedding.
     hidden_BASD: final-normed states of the slots that propose
       (`backbone.proposing`).
     before_BAS: the token before the one that each of them proposes: the
-      anchor, then the tokens behind it. All of a block, from the first on.
+      anchor, then the tokens after it. All of a block, from the first on.
   """
   z_BASE = low_rank(
     params, hidden_BASD, gru_states(params, embed_VD, before_BAS)

@@ -118,7 +118,7 @@ def step(
   w: Float[Array, '*rows E'],
   h: Float[Array, '*rows D'],
 ) -> tuple[jax.Array, jax.Array]:
-  """The state behind a slot, and its z; only `rnn` has a state."""
+  """The state after a slot, and its z; only `rnn` has a state."""
   if cfg.markov_head == 'vanilla':
     return s, w
   inputs = [h, w] if cfg.markov_head == 'gated' else [s, w, h]
@@ -138,7 +138,7 @@ def correction(
   hidden_BASD: Float[Array, 'B A S D'],
   before_BAS: Int[Array, 'B A S'],
 ) -> Float[Array, 'B A S E']:
-  """z of every slot behind known tokens: logits are base + up_VE z.
+  """z of every slot after known tokens: logits are base + up_VE z.
 
   Args:
     embed_VD: not read; Domino's correction reads it.
@@ -165,7 +165,7 @@ def confidence_logits(
   hidden_BASD: Float[Array, 'B A S D'],
   before_BAS: Int[Array, 'B A S'],
 ) -> Float[Array, 'B A S']:
-  """Confidence of every slot behind known tokens, before the sigmoid,
+  """Confidence of every slot after known tokens, before the sigmoid,
   float32."""
   x = hidden_BASD
   if cfg.confidence_with_markov:

@@ -63,7 +63,7 @@ class DSpineConfig(BackboneConfig):
     check_candidates(self)
     if self.anchor_first:
       raise InputError(
-        'anchor_first = True: DSpine injects the anchor into the slot behind it'
+        'anchor_first = True: DSpine injects the anchor into the slot after it'
       )
 
 

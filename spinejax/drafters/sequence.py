@@ -32,7 +32,7 @@ def choose(
   keys_B: jax.Array,
   sampling: Sampling,
 ) -> Proposal:
-  """Left to right: the best token behind the chosen ones, or a sample.
+  """Left to right: the best token after the chosen ones, or a sample.
 
   Slots draw with independent noise, from the law that the proposal states.
   """

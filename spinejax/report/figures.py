@@ -25,6 +25,7 @@ _COLOURS = (
   '#e69f00',
   '#56b4e9',
 )
+_HATCHES = ('', '//', '..')
 _MARKERS = ('o', 's', '^', 'D', 'v', '<')
 _INK = '#333333'
 _GRID = '#e3e3e3'
@@ -91,7 +92,7 @@ def acceptance_by_position(
 
 
 def by_set(
-  bars: Mapping[str, Mapping[str, tuple[float, float, float]]],
+  bars: Mapping[str, Mapping[str, tuple[float, float | None, float | None]]],
   *,
   title: str,
   label: str,
@@ -100,8 +101,8 @@ def by_set(
   """Draws a group of bars a set of prompts, with their intervals.
 
   Args:
-    bars: a run's name to sets of prompts to (value, low, high). A run may lack
-      sets; their order is that of the first run.
+    bars: a run's name to sets of prompts to (value, low, high), the last two
+      None where there is no interval. A run may lack sets.
     title, label: see `acceptance_by_position`.
     unit: of the values.
 
@@ -114,11 +115,13 @@ def by_set(
   if not bars:
     raise ValueError('bars: expected at least one run, got none')
   figure, axes = _new(label)
-  sets = list(next(iter(bars.values())))
+  sets = list(dict.fromkeys(one for values in bars.values() for one in values))
   width = 0.8 / len(bars)
   for i, (name, values) in enumerate(bars.items()):
     there = [j for j, one in enumerate(sets) if one in values]
-    value, low, high = np.array([values[sets[j]] for j in there]).T
+    value, low, high = (
+      np.array([values[sets[j]] for j in there], float).reshape(-1, 3).T
+    )
     axes.bar(
       np.array(there) + (i - (len(bars) - 1) / 2) * width,
       value,
@@ -126,14 +129,16 @@ def by_set(
       yerr=[value - low, high - value],
       label=name,
       color=_COLOURS[i % len(_COLOURS)],
-      # Past the end of the palette hatching tells the second turn.
-      hatch='' if i < len(_COLOURS) else '//',
+      # Past the end of the palette hatching tells the turns.
+      hatch=_HATCHES[i // len(_COLOURS) % len(_HATCHES)],
       error_kw={'ecolor': _INK, 'elinewidth': 0.8},
       zorder=3,
     )
   axes.set_xticks(range(len(sets)), sets)
   axes.set_ylabel(unit, color=_INK)
-  _finish(axes, title, label)
+  # Below, where it covers no bars.
+  below = dict(loc='upper left', bbox_to_anchor=(0, -0.1))
+  _finish(axes, title, label, **below, ncols=min(len(bars), 4))
   return figure
 
 
@@ -146,7 +151,7 @@ def _new(label: str) -> tuple[Figure, Axes]:
   return figure, figure.add_subplot()
 
 
-def _finish(axes: Axes, title: str, label: str) -> None:
+def _finish(axes: Axes, title: str, label: str, **where) -> None:
   """What all figures have: the title, a quiet frame, and the legend."""
   axes.set_title(
     title,
@@ -169,6 +174,7 @@ def _finish(axes: Axes, title: str, label: str) -> None:
     labelcolor=_INK,
     fontsize=9.5,
     title_fontsize=9,
+    **where,
   )
   legend.get_title().set_color('#777777')
 

@@ -19,8 +19,20 @@ class Writer:
   or prompts in decoding.
   """
 
-  def __init__(self, folder: str | os.PathLike[str], flush_seconds: int = 20):
-    """Opens `folder` for new event files, making it if needed."""
+  def __init__(
+    self,
+    folder: str | os.PathLike[str],
+    flush_seconds: int = 20,
+    goes_on_at: int | None = None,
+  ):
+    """Opens `folder` for new event files, making it if needed.
+
+    Args:
+      flush_seconds: how long events are kept back at most.
+      goes_on_at: first step of a run that goes on; what is there of it and
+        later steps is not shown any more.
+    """
+    self._goes_on_at = goes_on_at
     self._folder = os.fspath(folder)
     self._flush_seconds = flush_seconds
     self._events: tensorboardX.SummaryWriter | None = self._open()
@@ -75,8 +87,9 @@ class Writer:
     # flushed twice, within one second would lose events.
     suffix = f'.{os.getpid()}.{time.time_ns()}'
     return tensorboardX.SummaryWriter(
-      self._folder, flush_secs=self._flush_seconds, filename_suffix=suffix
-    )
+      self._folder, flush_secs=self._flush_seconds, filename_suffix=suffix,
+      purge_step=self._goes_on_at,
+    )  # fmt: skip
 
   def _opened(self) -> tensorboardX.SummaryWriter:
     # Of itself tensorboardX would open a new file.

@@ -34,11 +34,6 @@ def flops_per_step(task: Task, state: TrainState, batch: int, length: int):
   for path, x in jax.tree.leaves_with_path(state.weights):
     if x.ndim > 1:
       draft += runs.get(getattr(path[-1], 'name', ''), rows) * x.size
-  passes = 3 if uses_teacher(task.options) else 2
+  passes = 3 if task.options.needs_teacher else 2
   head = 2 * passes * blocks * cfg.slots * cfg.vocab * cfg.width
   return read + 6 * draft + head
-
-
-def uses_teacher(options) -> bool:
-  """Whether a loss has an L1 term."""
-  return min(getattr(options, 'ce_start', 1), getattr(options, 'ce_end', 1)) < 1

@@ -39,7 +39,7 @@ class Every:
         )
 
   def at(self, field: str, step: int, steps: int) -> bool:
-    """Whether it is due behind a step; at the end it always is."""
+    """Whether it is due after a step; at the end it always is."""
     every = getattr(self, field)
     return bool(every) and (step % every == 0 or step == steps)
 
@@ -62,8 +62,9 @@ def run(
   Args:
     feed: batches; its state is saved with the checkpoints.
     log: called with the step and scalars: those of the step (see
-      `train_step`), `learning_rate`, `tokens_per_s` and `flops_per_s`, of the
-      steps since the last log; and behind an evaluation `tokens_per_round`.
+      `train_step`), `learning_rate`, and `step_ms`, `tokens_per_s` (padding not
+      counted) and `flops_per_s` of the steps since the last log, the first
+      step left out; and after an evaluation `tokens_per_round`.
     evaluate: the tokens a round of the drafter as it is.
     about: JSON values kept with each checkpoint.
 
@@ -71,11 +72,9 @@ def run(
     InputError: the loss is not finite.
   """
   mesh, steps = mesh_of(frozen.target.embed_VD), train.steps
-  flops = None
-  since = Stopwatch()
-  for step in range(int(state.step), steps):
+  first, since = int(state.step), Stopwatch()
+  for step in range(first, steps):
     batch = next(feed)
-    flops = flops or flops_per_step(task, state, *batch['tokens_BT'].shape)
     rate = train.learning_rate_at(step)
     score = None
     state, scalars = train_step(
@@ -83,16 +82,15 @@ def run(
       rate,
     )  # fmt: skip
     done = step + 1
-    since.count(batch['tokens_BT'].size)
+    if step == first:  # it compiled
+      since.restart(state)
+    else:
+      flops = flops_per_step(task, state, *batch['tokens_BT'].shape)
+      since.count(tokens=int(batch['length_B'].sum()), flops=flops)
     if every.at('log', done, steps):
       told = jax.device_get(scalars)  # waits for the step
       _check_finite(told['loss'], done, train.learning_rate)
-      seconds, count, tokens = since.read()
-      log(done, told | {
-        'learning_rate': rate,
-        'tokens_per_s': tokens / seconds,
-        'flops_per_s': flops * count / seconds,
-      })  # fmt: skip
+      log(done, told | {'learning_rate': rate} | since.read())
     if evaluate is not None and every.at('evaluate', done, steps):
       with since.paused(state):
         score = evaluate(state)
@@ -104,6 +102,8 @@ def run(
         )
         with_input = (about or {}) | {'input': feed.get_state()}
         checkpoints.save(done, state, with_input, score)
+  if first < steps:  # also where nothing was logged
+    _check_finite(jax.device_get(scalars['loss']), steps, train.learning_rate)
   return jax.block_until_ready(state)
 
 
@@ -124,7 +124,7 @@ def resume(
     return state
   last = max(checkpoints.steps)
   saved = checkpoints.about(last)
-  position = saved.pop('input')
+  position = saved.pop('input', None)
   refuse_changes(saved, about, 'the run in this folder was begun')
   state = checkpoints.load(last, state)
   feed.set_state(position)
@@ -158,19 +158,35 @@ def _check_finite(loss: float, step: int, learning_rate: float) -> None:
 
 
 class Stopwatch:
-  """Seconds, steps and tokens since the last reading, pauses left out."""
+  """The speed of steps since the last reading, pauses left out."""
 
   def __init__(self):
-    self._began, self._steps, self._tokens = time.perf_counter(), 0, 0
+    self._begin()
 
-  def count(self, tokens: int) -> None:
-    self._steps, self._tokens = self._steps + 1, self._tokens + tokens
+  def _begin(self):
+    self._began, self._steps = time.perf_counter(), 0
+    self._sums = {'tokens': 0, 'flops': 0}
 
-  def read(self) -> tuple[float, int, int]:
-    now = time.perf_counter()
-    told = max(now - self._began, 1e-9), self._steps, self._tokens
-    self._began, self._steps, self._tokens = now, 0, 0
-    return told
+  def count(self, **amounts: int) -> None:
+    """One step, and the tokens and flops of it."""
+    self._steps += 1
+    for name, amount in amounts.items():
+      self._sums[name] += amount
+
+  def read(self) -> dict[str, float]:
+    """`step_ms`, `tokens_per_s`, `flops_per_s`; nothing without a step."""
+    steps, sums = self._steps, self._sums
+    seconds = max(time.perf_counter() - self._began, 1e-9)
+    self._begin()
+    if not steps:
+      return {}
+    rates = {f'{name}_per_s': x / seconds for name, x in sums.items()}
+    return {'step_ms': 1e3 * seconds / steps} | rates
+
+  def restart(self, state: TrainState) -> None:
+    """Forgets what was; first waits for the steps so far."""
+    jax.block_until_ready(state.step)
+    self._begin()
 
   @contextlib.contextmanager
   def paused(self, state: TrainState):

@@ -24,7 +24,7 @@ from spinejax.train.shards import Writer, Written
 from spinejax.verify.sampling import Sampling
 
 # What a sampled user turn starts with. The second is the wording in which
-# HumanEval is asked; the functions behind it are the target's inventions.
+# HumanEval is asked; the functions after it are the target's inventions.
 OPENINGS = {
   'chat': ('',),
   'code': (

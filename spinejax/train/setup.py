@@ -1,7 +1,7 @@
 """Everything a training run starts from, checked before the first step."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from spinejax.errors import InputError
 from spinejax.sharding import shard
 from spinejax.target.loading import Target
 from spinejax.train.objectives import OBJECTIVES
+from spinejax.train.shards import DataSet
 from spinejax.train.step import Frozen, Task, TrainConfig, init_state
 
 
@@ -78,30 +79,41 @@ def start(target: Target, task: Task) -> Start:
 
 
 def check_batch(
-  target: Target, train: TrainConfig, batch: int, length: int
+  target: Target,
+  train: TrainConfig,
+  data: DataSet,
+  *,
+  batch: int,
+  lengths: Sequence[int],
 ) -> None:
-  """Refuses batches that a step could not take.
+  """Refuses batches that a step could not take or learn from.
+
+  Args:
+    lengths: that sequences are padded to.
 
   Raises:
-    InputError: anchors, parts, or the length do not fit.
+    InputError: anchors, parts or a length do not fit, or nothing in the data
+      is supervised.
   """
-  if length > target.cfg.max_position:
+  if max(lengths) > target.cfg.max_position:
     raise InputError(
-      f'length = {length} exceeds the context of {target.cfg.max_position} '
-      f'that {target.name} was trained for'
+      f'length = {max(lengths)} exceeds the context of '
+      f'{target.cfg.max_position} that {target.name} was trained for'
     )
-  if train.anchors > length:
+  if train.anchors > min(lengths):
     raise InputError(
-      f'anchors = {train.anchors}, expected at most the {length} tokens of a '
-      'sequence'
+      f'anchors = {train.anchors}, expected at most the {min(lengths)} tokens '
+      'of a sequence'
     )
   if batch % train.accumulate:
     raise InputError(
       f'batch = {batch} is not a multiple of accumulate = {train.accumulate}'
     )
-  data = 1 if target.mesh is None else target.mesh.shape['data']
-  if batch // train.accumulate % data:
+  split = 1 if target.mesh is None else target.mesh.shape['data']
+  if batch // train.accumulate % split:
     raise InputError(
       f'batch = {batch} in {train.accumulate} parts does not split over '
-      f'data = {data}'
+      f'data = {split}'
     )
+  if not data.manifest['answer_tokens']:
+    raise InputError(f'{data.folder}: has no answer tokens to learn from')

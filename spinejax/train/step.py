@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from spinejax.decode.request import whole
 from spinejax.drafters.base import TargetView
 from spinejax.errors import InputError
 from spinejax.target.config import TargetConfig
@@ -40,16 +41,19 @@ class TrainConfig:
 
   def __post_init__(self):
     for field in ('steps', 'anchors', 'accumulate'):
-      if getattr(self, field) < 1:
-        raise InputError(
-          f'{field} = {getattr(self, field)}, expected at least 1'
-        )
+      value = getattr(self, field)
+      if type(value) is not int or value < 1:
+        raise InputError(f'{field} = {value!r}, expected an integer >= 1')
+    whole('seed', self.seed, 0, 2**32 - 1)
+    for field in ('learning_rate', 'clip', 'warmup', 'weight_decay'):
+      value = getattr(self, field)
+      number = isinstance(value, int | float) and not isinstance(value, bool)
+      if not number or not 0 <= value < math.inf:
+        raise InputError(f'{field} = {value!r}, expected a finite number >= 0')
     for field in ('learning_rate', 'clip'):
-      if not 0 < getattr(self, field) < math.inf:
-        raise InputError(
-          f'{field} = {getattr(self, field)}, expected a positive number'
-        )
-    if not 0 <= self.warmup <= 1:
+      if not (value := getattr(self, field)):
+        raise InputError(f'{field} = {value}, expected a positive number')
+    if self.warmup > 1:
       raise InputError(f'warmup = {self.warmup}, expected 0..1')
 
   def learning_rate_at(self, step: int) -> float:

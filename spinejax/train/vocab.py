@@ -59,20 +59,21 @@ class Aims:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Terms:
-  """What the rows gave; no gradient passes through it.
+  """What the rows gave, [rows] or of any shape they are brought to; no
+  gradient passes through it.
 
   Attributes:
-    ce_N, l1_N, base_ce_N: the terms; None where there is no weight for them.
-    candidates_NC, scores_NC: the largest logits, largest first.
-    teacher_NC: probabilities of the candidates under the target, or None.
+    ce, l1, base_ce: the terms; None where there is no weight for them.
+    candidates, scores: the largest logits, largest first; one more axis.
+    teacher: probabilities of the candidates under the target, or None.
   """
 
-  ce_N: jax.Array
-  l1_N: jax.Array | None
-  base_ce_N: jax.Array | None
-  candidates_NC: jax.Array
-  scores_NC: jax.Array
-  teacher_NC: jax.Array | None
+  ce: jax.Array
+  l1: jax.Array | None
+  base_ce: jax.Array | None
+  candidates: jax.Array
+  scores: jax.Array
+  teacher: jax.Array | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -28,7 +28,7 @@ class Verdict:
   Attributes:
     accepted_B: proposals accepted, 0..S, before stop tokens and caps cut the
       run; never counts `next_B`.
-    next_B: the token that the target itself adds behind them.
+    next_B: the token that the target itself adds after them.
   """
 
   accepted_B: jax.Array

@@ -213,7 +213,7 @@ TRAINS = {
 @pytest.mark.parametrize(
   'fields, message',
   (
-    ({'training.steps': 0}, 'steps = 0, expected at least 1'),
+    ({'training.steps': 0}, 'steps = 0, expected an integer >= 1'),
     ({'training.learning_rate': 0.0}, 'learning_rate = 0.0, expected ...'),
     ({'every.save': -1}, 'save = -1, expected at least 0'),
     ({'dtype': 'half'}, "dtype = 'half', expected float32 or bfloat16"),

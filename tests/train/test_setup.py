@@ -1,6 +1,7 @@
 """What a run starts from: its shape, its cost, and what is refused."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from spinejax.drafters.backbone import tap_ids
 from spinejax.drafters.shape import drafter_config
 from spinejax.target.config import TargetConfig
 from spinejax.train import setup
-from spinejax.train.flops import flops_per_step, uses_teacher
+from spinejax.train.flops import flops_per_step
 from spinejax.train.objectives import OBJECTIVES
 from spinejax.train.step import Task, TrainConfig, init_state
 from tests.train import tiny
@@ -58,7 +59,7 @@ def test_flops_by_hand():
   slots = B * A * K
   spark = found('dspark', markov_rank=5, confidence=False)
   assert spark == flash + 6 * slots * 5 * 50 + 3 * 2 * slots * 50 * 8
-  assert not uses_teacher(OBJECTIVES['domino'].options())
+  assert not OBJECTIVES['domino'].options().needs_teacher
 
 
 def test_the_drafter_has_the_proportions_of_its_target():
@@ -134,30 +135,79 @@ def test_methods_and_losses_that_cannot_be(refused):
 
 
 @pytest.mark.parametrize(
-  'batch, length, train, message',
+  'batch, lengths, train, message',
   (
     (
       8,
-      300,
+      (300,),
       {},
       'length = 300 exceeds the context of 256 that tiny was trained for',
     ),
     (
       8,
-      5,
+      (5, 40),
       {},
       'anchors = 6, expected at most the 5 tokens of a sequence',
     ),
     (
       8,
-      40,
+      (40,),
       {'accumulate': 3},
       'batch = 8 is not a multiple of accumulate = 3',
     ),
   ),
 )
-def test_batches_that_do_not_fit(batch, length, train, message, refused):
+def test_batches_that_do_not_fit(batch, lengths, train, message, refused):
   train = dataclasses.replace(tiny.TRAIN, **train)
   with refused(message):
-    setup.check_batch(tiny.target(), train, batch, length)
-  setup.check_batch(tiny.target(), tiny.TRAIN, 8, tiny.LENGTH)
+    check(train, batch, lengths)
+  check(tiny.TRAIN, 8, (tiny.LENGTH,))
+
+
+def check(train, batch, lengths, answer_tokens=9):
+  data = types.SimpleNamespace(
+    folder='data', manifest={'answer_tokens': answer_tokens}
+  )
+  setup.check_batch(tiny.target(), train, data, batch=batch, lengths=lengths)
+
+
+def test_data_without_answers(refused):
+  with refused('data: has no answer tokens to learn from'):
+    check(tiny.TRAIN, 8, (tiny.LENGTH,), answer_tokens=0)
+
+
+@pytest.mark.parametrize(
+  'method, loss, message',
+  (
+    ('dflash', {'gamma': 0}, 'gamma = 0, expected above 0, or None'),
+    ('dflash', {'gamma': -1.0}, 'gamma = -1.0, expected above 0, or None'),
+    ('domino', {'gamma': '7'}, "gamma = '7', expected a finite number"),
+    ('dflash2', {'selector': float('nan')}, 'selector = nan, expected a ...'),
+    ('dspark', {'confidence': -1}, 'confidence = -1, expected at least 0'),
+    ('dspine', {'alignment_weight': -1}, 'alignment_weight = -1, expected ...'),
+    ('dspine', {'cumulative': 'no'}, "cumulative = 'no', expected True or ..."),
+    ('dspine', {'alignment': 'x'}, "alignment = 'x', expected cosine or ..."),
+  ),
+)
+def test_losses_that_cannot_be(method, loss, message, refused):
+  with refused(message):
+    OBJECTIVES[method].options(**loss)
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  (
+    ({'steps': 2.5}, 'steps = 2.5, expected an integer >= 1'),
+    ({'steps': True}, 'steps = True, expected an integer >= 1'),
+    (
+      {'learning_rate': '1'},
+      "learning_rate = '1', expected a finite number >= 0",
+    ),
+    ({'weight_decay': -1.0}, 'weight_decay = -1.0, expected a finite ...'),
+    ({'weight_decay': float('inf')}, 'weight_decay = inf, expected ...'),
+    ({'seed': 2**70}, 'seed = 1180591620717411303424, expected 0..4294967295'),
+  ),
+)
+def test_trainings_that_cannot_be(fields, message, refused):
+  with refused(message):
+    TrainConfig(**{'steps': 1} | fields)

@@ -73,13 +73,13 @@ def test_value_and_gradient(monkeypatch, rows, teacher, low, cap):
     lambda got, want: np.testing.assert_allclose(got, 2 * want, 1e-4, 1e-5),
     grads, d_wanted,
   )  # fmt: skip
-  assert terms.ce_N.shape == (rows,) and terms.candidates_NC.shape == (rows, 3)
-  assert (np.diff(terms.scores_NC) <= 0).all()
+  assert terms.ce.shape == (rows,) and terms.candidates.shape == (rows, 3)
+  assert (np.diff(terms.scores) <= 0).all()
   if teacher:
     p = jax.nn.softmax(aims.teacher_ND @ head_VD.T)
     np.testing.assert_allclose(
-      terms.teacher_NC,
-      np.take_along_axis(np.asarray(p), np.asarray(terms.candidates_NC), -1),
+      terms.teacher,
+      np.take_along_axis(np.asarray(p), np.asarray(terms.candidates), -1),
       1e-4, 1e-6,
     )  # fmt: skip
 

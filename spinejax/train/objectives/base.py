@@ -1,7 +1,8 @@
 """What the objectives of all methods share."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ class Objective:
     drafter: cfg -> Drafter.
     config, options: frozen classes, of the method's shape and of what its loss
       can be told. An options' `at(step, steps)` gives the `Now` of a step;
-      `gamma` and `cumulative` say what a slot weighs (`slot_weights`).
+      `gamma` and `cumulative` say what a slot weighs (`slot_weights`), and
+      `needs_teacher` whether there is an L1 term.
     init: (cfg, key, axes_DR) -> trained weights, float32; `axes_DR` are the
       transfer axes of methods with a `rank`, else None.
     params: (weights, codes_VR) -> the drafter's parameters.
@@ -70,12 +72,30 @@ def share_at(start: float, end: float, step: int, steps: int) -> float:
   return start + (end - start) * step / steps
 
 
-def check_shares(options: object, *names: str) -> None:
-  """Refuses options that are not numbers from 0 to 1."""
-  for name in names:
-    value = getattr(options, name)
-    if not 0 <= value <= 1:
-      raise InputError(f'{name} = {value!r}, expected 0..1')
+def check_options(options: object, shares: Sequence[str] = ()) -> None:
+  """Refuses options that no loss can be made of.
+
+  `gamma` may be None; flags are True or False; all else are finite numbers of
+  at least 0, and those of `shares` of at most 1.
+  """
+  for field in dataclasses.fields(options):
+    name, value = field.name, getattr(options, field.name)
+    if field.type in ('str', str):
+      continue
+    if field.type in ('bool', bool):
+      if type(value) is not bool:
+        raise InputError(f'{name} = {value!r}, expected True or False')
+      continue
+    if name == 'gamma' and value is None:
+      continue
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+      raise InputError(f'{name} = {value!r}, expected a finite number')
+    if name == 'gamma' and value <= 0:
+      raise InputError(f'gamma = {value}, expected above 0, or None')
+    if value < 0 or (name in shares and value > 1):
+      what = '0..1' if name in shares else 'at least 0'
+      raise InputError(f'{name} = {value!r}, expected {what}')
 
 
 def slot_weights(cfg: BackboneConfig, options, batch: Batch) -> jax.Array:

@@ -15,7 +15,7 @@ from spinejax.train.objectives.base import (
   Blocks,
   Now,
   Objective,
-  check_shares,
+  check_options,
   make_blocks,
   over_vocabulary,
   share_at,
@@ -38,7 +38,11 @@ class DFlashLoss:
   ce_end: float = 1.0
 
   def __post_init__(self):
-    check_shares(self, 'ce_start', 'ce_end')
+    check_options(self, shares=('ce_start', 'ce_end'))
+
+  @property
+  def needs_teacher(self) -> bool:
+    return min(self.ce_start, self.ce_end) < 1
 
   def at(self, step: int, steps: int) -> Now:
     return Now(ce_share=share_at(self.ce_start, self.ce_end, step, steps))
@@ -60,15 +64,16 @@ def loss(cfg, options, params, view, batch, now, total=None, key=None):
 
 def shares(options: DFlashLoss, now: Now) -> dict[str, jax.Array]:
   """Shares of the terms; no L1 is computed where it never has any."""
-  mixed = min(options.ce_start, options.ce_end) < 1
   shares = {'ce_share': now.ce_share}
-  return shares | {'l1_share': 1 - now.ce_share} if mixed else shares
+  return (
+    shares | {'l1_share': 1 - now.ce_share} if options.needs_teacher else shares
+  )
 
 
 def told(blocks: Blocks, terms: Terms) -> dict[str, jax.Array]:
   """What a step tells of the terms over the vocabulary."""
-  hit_BAS = terms.candidates_NC[..., 0] == blocks.label_BAS
-  each = {'ce': terms.ce_N, 'l1': terms.l1_N, 'base_ce': terms.base_ce_N}
+  hit_BAS = terms.candidates[..., 0] == blocks.label_BAS
+  each = {'ce': terms.ce, 'l1': terms.l1, 'base_ce': terms.base_ce}
   return {name: x for name, x in each.items() if x is not None} | {
     'weights': blocks.weight_BAS,
     'accuracy_S': blocks.accuracy(hit_BAS),

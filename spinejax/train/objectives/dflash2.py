@@ -1,7 +1,11 @@
 """DFlash2's objective: DFlash's, and cross-entropy of the selector.
 
+  loss = sum_j w_j (CE(q_j, y_j) + s CE(r_j, y_j) [y_j in K_j]) / sum_j w_j
+
+with q the draft's law, K_j its candidates, r the selector's law over them after
+the true token before, s the weight `selector`, w_j the weights of the slots.
 Its authors' objective is unpublished; this is that of sgl-project/SpecForge
-(`DFlash2.md`): the selector learns to choose among the largest logits behind
+(`DFlash2.md`): the selector learns to choose among the largest logits after
 the true token, wherever the label is one of them.
 """
 
@@ -12,7 +16,6 @@ import jax.numpy as jnp
 
 from spinejax.drafters import backbone, dflash2
 from spinejax.drafters.dflash2 import DFlash2Config
-from spinejax.errors import InputError
 from spinejax.target import layers as nn
 from spinejax.train.objectives import dflash
 from spinejax.train.objectives.base import (
@@ -27,11 +30,6 @@ class DFlash2Loss(dflash.DFlashLoss):
   """DFlash's, and the weight of the selector's cross-entropy."""
 
   selector: float = 1.0
-
-  def __post_init__(self):
-    super().__post_init__()
-    if self.selector < 0:
-      raise InputError(f'selector = {self.selector}, expected at least 0')
 
 
 def loss(cfg, options, params, view, batch, now, total=None, key=None):
@@ -48,7 +46,7 @@ def loss(cfg, options, params, view, batch, now, total=None, key=None):
   )  # fmt: skip
   told = dflash.told(blocks, terms)
   # Again, for the gradient: the terms let none through.
-  ids = terms.candidates_NC
+  ids = terms.candidates
   head = jnp.take(view.head_VD, ids, axis=0)
   unary = nn.einsum('basd,basnd->basn', hidden_BASD, head, dtype=jnp.float32)
   scores = dflash2.selector_scores(

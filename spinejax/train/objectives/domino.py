@@ -1,5 +1,8 @@
 """Domino's objective: cross-entropy of corrected and of base logits.
 
+  loss = sum_j w_j ((1 - b) CE(q_j, y_j) + b CE(q'_j, y_j)) / sum_j w_j
+
+with q the corrected law, q' that of the base logits, b falling from 1 to 0.
 Source: sgl-project/SpecForge `specforge/algorithms/domino/` and
 `specforge/algorithms/common/dflash_family_model.py` (arXiv 2605.29707).
 """
@@ -15,7 +18,7 @@ from spinejax.train.objectives import dflash
 from spinejax.train.objectives.base import (
   Now,
   Objective,
-  check_shares,
+  check_options,
   make_blocks,
   over_vocabulary,
 )
@@ -37,7 +40,11 @@ class DominoLoss:
   base_end: float = 0.5
 
   def __post_init__(self):
-    check_shares(self, 'base_start', 'base_end')
+    check_options(self, shares=('base_start', 'base_end'))
+
+  @property
+  def needs_teacher(self) -> bool:
+    return False
 
   def at(self, step: int, steps: int) -> Now:
     over = max(1, int(steps * self.base_end))

@@ -1,7 +1,11 @@
 """DSpark's objective: the Markov-corrected logits, and the confidence.
 
-Source: arXiv 2607.05147; deepseek-ai/DeepSpec `deepspec/modeling/dspark/
-loss.py`.
+  loss = sum_j w_j (a CE(q_j, y_j) + (1 - a) L1_j + c BCE(k_j, 1 - L1_j / 2))
+         / sum_j w_j,   L1_j = sum_v |q_j(v) - p_j(v)|
+
+with q the corrected law, p the target's, k the confidence, no gradient through
+its aim. Source: arXiv 2607.05147; deepseek-ai/DeepSpec
+`deepspec/modeling/dspark/loss.py`.
 """
 
 import dataclasses
@@ -12,7 +16,6 @@ import jax.numpy as jnp
 from spinejax.drafters import dspark
 from spinejax.drafters.dflash import hidden_states
 from spinejax.drafters.dspark import DSparkConfig
-from spinejax.errors import InputError
 from spinejax.train.objectives import dflash
 from spinejax.train.objectives.base import (
   Objective,
@@ -31,10 +34,9 @@ class DSparkLoss(dflash.DFlashLoss):
   ce_end: float = 0.1
   confidence: float = 1.0
 
-  def __post_init__(self):
-    super().__post_init__()
-    if self.confidence < 0:
-      raise InputError(f'confidence = {self.confidence}, expected at least 0')
+  @property
+  def needs_teacher(self) -> bool:
+    return True  # for the confidence
 
 
 def loss(cfg, options, params, view, batch, now, total=None, key=None):
@@ -61,7 +63,7 @@ def loss(cfg, options, params, view, batch, now, total=None, key=None):
   if not cfg.confidence:
     return value, told
   x = dspark.confidence_logits(cfg, params, hidden_BASD, blocks.before_BAS)
-  accepted = jnp.clip(1 - terms.l1_N / 2, 0, 1)
+  accepted = jnp.clip(1 - terms.l1 / 2, 0, 1)
   told['confidence'] = jax.nn.softplus(x) - x * accepted
   return value + options.confidence * blocks.mean(told['confidence']), told
 

@@ -1,5 +1,16 @@
 """DSpine's objective: the parallel pass, its refinement, and the features.
 
+With q, p the laws of draft and target, a the share of cross-entropy, w_j the
+weights of the slots, r and K_j law and candidates of the refined slot, whose
+predecessor is the true token, and f_l,j the features after layer l:
+
+  loss = sum_j w_j (base_j + refined_j + beta CE~ align_j) / sum_j w_j
+  base_j = a CE(q_j, y_j) + (1 - a) sum_v |q_j(v) - p_j(v)|
+  refined_j = a CE(r_j, y_j) [y_j in K_j]
+              + (1 - a) sum_K |r_j(c) - p_j(c) / p_j(K_j)| [p_j(K_j) > 1e-4]
+  align_j = sum_l (1 - cos(f_l,j, c(y_j)))
+  CE~: the weighted mean of CE(q, y), no gradient
+
 Source: arXiv 2609.36173; sgl-project/SpecForge
 `specforge/algorithms/dspine/model.py`.
 """
@@ -23,7 +34,7 @@ from spinejax.train.objectives import dflash
 from spinejax.train.objectives.base import (
   Now,
   Objective,
-  check_shares,
+  check_options,
   make_blocks,
   over_vocabulary,
   share_at,
@@ -62,10 +73,10 @@ class DSpineLoss:
   candidate_mass: float = 1e-4
 
   def __post_init__(self):
-    check_shares(
-      self, 'ce_start', 'ce_end', 'replacement_probability',
-      'replacement_hold', 'replacement_end', 'candidate_mass',
-    )  # fmt: skip
+    check_options(self, shares=(
+      'ce_start', 'ce_end', 'replacement_probability', 'replacement_hold',
+      'replacement_end', 'candidate_mass',
+    ))  # fmt: skip
     if self.replacement_hold >= self.replacement_end:
       raise InputError(
         f'replacement_hold = {self.replacement_hold}, expected less than '
@@ -80,6 +91,10 @@ class DSpineLoss:
         f'alignment_warmup_steps = {self.alignment_warmup_steps}, expected at '
         'least 1'
       )
+
+  @property
+  def needs_teacher(self) -> bool:
+    return True  # for the refined term
 
   def at(self, step: int, steps: int) -> Now:
     left = self.replacement_end - step / steps
@@ -136,7 +151,7 @@ def loss_of(cfg, options, params, view, batch, now, total, replace_BA):
     told['refined_accuracy_S'] = blocks.accuracy(hit_BAS)
     value += blocks.mean(told['refinement'])
   if options.alignment_weight:
-    scale = now.alignment * lax.stop_gradient(blocks.mean(terms.ce_N))
+    scale = now.alignment * lax.stop_gradient(blocks.mean(terms.ce))
     if options.alignment == 'cosine':
       told['alignment'] = _alignment(params.codes_VR, out, blocks.label_BAS)
       value += scale * blocks.mean(told['alignment'])
@@ -155,14 +170,14 @@ def _refined(cfg, options, params, view, blocks, terms, pre_BASD):
   """
   u = dspine.code(params.codes_VR, blocks.before_BAS, jnp.float32)
   refined = dspine.refine(cfg, params, pre_BASD, u)
-  ids = terms.candidates_NC
+  ids = terms.candidates
   head = jnp.take(view.head_VD, ids, axis=0).astype(jnp.float32)
   scores = backbone.cap(cfg, nn.einsum('basd,basnd->basn', refined, head))
   log_r = jax.nn.log_softmax(scores, axis=-1)
   is_label = ids == blocks.label_BAS[..., None]
   ce = -jnp.sum(jnp.where(is_label, log_r, 0.0), axis=-1)
-  mass = jnp.sum(terms.teacher_NC, axis=-1, keepdims=True)
-  aim = terms.teacher_NC / jnp.maximum(mass, 1e-12)
+  mass = jnp.sum(terms.teacher, axis=-1, keepdims=True)
+  aim = terms.teacher / jnp.maximum(mass, 1e-12)
   l1 = jnp.sum(jnp.abs(jnp.exp(log_r) - aim), axis=-1)
   l1 = jnp.where(mass[..., 0] > options.candidate_mass, l1, 0.0)
   best = jnp.argmax(scores, axis=-1)[..., None]
@@ -176,7 +191,7 @@ def _token_ce(cfg, base: BackboneParams, blocks, view, out: dspine.Draft):
     hidden = nn.rms_norm(h_BAKD, base.norm_D, cfg.norm_eps)
     hidden = backbone.proposing(cfg, hidden)
     more, terms = over_vocabulary(cfg, blocks, view, hidden)
-    value, ce = value + more, ce + terms.ce_N
+    value, ce = value + more, ce + terms.ce
   return value, ce
 
 

@@ -1,0 +1,72 @@
+"""What a study keeps, refuses and makes of its rows."""
+
+import types
+
+import pytest
+from ml_collections import ConfigDict
+
+from experiments import study
+from spinejax import report
+
+RUNS = {
+  'a': {'name': 'a', 'method': 'dflash', 'seed': 0, 'drafter': {}, 'loss': {}},
+  'b': {'name': 'b', 'method': 'dflash2', 'seed': 0, 'drafter': {}, 'loss': {}},
+}
+DATA = types.SimpleNamespace(hash='abc')
+
+
+def config(names='ab', **changed):
+  runs = tuple(ConfigDict(RUNS[name]) for name in names)
+  c = dict(name='x', batch=2, temperatures=(0.0,), runs=runs, training={})
+  return ConfigDict(c | changed)
+
+
+def row(run, dataset, emitted, rounds):
+  return {
+    'run': run, 'drafter': RUNS[run]['method'], 'dataset': dataset,
+    'temperature': 0.0, 'emitted_by_prompt': emitted,
+    'rounds_by_prompt': rounds,
+    'tokens_per_round': sum(emitted) / sum(rounds),
+  }  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path):
+  """A study of run a."""
+  rows, settings = study.resumed(config('a'), DATA, tmp_path / 'x.json')
+  assert rows == []
+  rows = [row('a', 'one', [8, 8], [4, 4])]
+  result = report.results.build(
+    'study', 'measured', rows, config=settings, started=report.results.now()
+  )
+  return report.results.write(result, 'x', root=tmp_path)
+
+
+def test_runs_of_the_same_settings_are_kept(path):
+  rows, settings = study.resumed(config('ab'), DATA, path)
+  assert [x['run'] for x in rows] == ['a'] and set(settings['runs']) == {*'ab'}
+  rows, settings = study.resumed(config('b'), DATA, path)
+  assert [x['run'] for x in rows] == ['a'] and set(settings['runs']) == {*'ab'}
+
+
+def test_runs_of_other_settings_are_refused(path, refused):
+  with refused(f'batch = 3, but {path} was begun with 2; use that, or ...'):
+    study.resumed(config(batch=3), DATA, path)
+  with refused('data_hash = ...'):
+    study.resumed(config(), types.SimpleNamespace(hash='other'), path)
+  runs = (ConfigDict(RUNS['a'] | {'seed': 1}),)
+  with refused('runs.a.seed = 1, but ...'):
+    study.resumed(config(runs=runs), DATA, path)
+
+
+def test_means_and_ratios():
+  """The mean over sets, each pooled over its prompts."""
+  rows = [
+    row('a', 'one', [4, 4], [4, 4]), row('a', 'two', [9, 9], [3, 3]),
+    row('b', 'one', [8, 8], [4, 4]), row('b', 'two', [18, 18], [3, 3]),
+  ]  # fmt: skip
+  found = {x['run']: x for x in study.compared(rows, 'a', 0.0)}
+  assert found['a']['tokens_per_round'] == 2 and found['a']['ratio'] == 1
+  assert found['b']['tokens_per_round'] == 4 and found['b']['ratio'] == 2
+  # Both sides of a prompt are drawn together, and here all prompts agree.
+  assert found['b']['ratio_low'] == found['b']['ratio_high'] == 2
