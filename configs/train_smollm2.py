@@ -3,8 +3,8 @@
 Claim: 5 layers and blocks of 15 proposals, trained on some million tokens of
 the target's own answers; how many tokens a round each method gives is in
 results/study/smollm2-135m.json.
-Hardware: one H200, about 3 minutes for 1300 steps and a third of a minute to
-compile; `:toy` 8 minutes on two CPU cores, on what
+Hardware: one H200, about 3 minutes for 1300 steps, compilation and evaluation
+included; `:toy` 3 minutes on two CPU cores, on what
 configs/write_smollm2.py:toy writes.
 Commands:
   python -m experiments.train_drafter --config=configs/train_smollm2.py
