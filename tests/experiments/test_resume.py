@@ -17,6 +17,7 @@ from tests.experiments import binaries
 TINY = pathlib.Path(__file__).parents[1] / 'golden' / 'transformers' / 'qwen3'
 STEPS, SAVE = 12, 2
 KILLED = -9
+_LOSS = 'loss/total'
 
 
 @pytest.fixture(scope='module')
@@ -59,8 +60,8 @@ def losses(run: pathlib.Path) -> dict[int, set[float]]:
   found = {}
   for file in (run / 'tensorboard').iterdir():
     events = EventAccumulator(str(file)).Reload()
-    if 'loss' in events.Tags()['scalars']:
-      for event in events.Scalars('loss'):
+    if _LOSS in events.Tags()['scalars']:
+      for event in events.Scalars(_LOSS):
         found.setdefault(event.step, set()).add(event.value)
   return found
 

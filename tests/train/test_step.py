@@ -232,19 +232,19 @@ def test_a_task_is_known_by_its_values():
 @pytest.mark.parametrize(
   'change, message',
   (
-    (dict(steps=0), 'steps = 0, expected at least 1'),
-    (dict(anchors=0), 'anchors = 0, expected at least 1'),
-    (dict(accumulate=0), 'accumulate = 0, expected at least 1'),
+    (dict(steps=0), 'steps = 0, expected an integer >= 1'),
+    (dict(anchors=0), 'anchors = 0, expected an integer >= 1'),
+    (dict(accumulate=0), 'accumulate = 0, expected an integer >= 1'),
     (
       dict(learning_rate=0.0),
       'learning_rate = 0.0, expected a positive number',
     ),
     (
       dict(learning_rate=float('nan')),
-      'learning_rate = nan, expected a positive number',
+      'learning_rate = nan, expected a finite number >= 0',
     ),
-    (dict(clip=-1.0), 'clip = -1.0, expected a positive number'),
-    (dict(warmup=-0.1), 'warmup = -0.1, expected 0..1'),
+    (dict(clip=-1.0), 'clip = -1.0, expected a finite number >= 0'),
+    (dict(warmup=1.5), 'warmup = 1.5, expected 0..1'),
   ),
 )
 def test_refused_in_one_line(change, message, refused):
