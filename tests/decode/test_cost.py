@@ -14,10 +14,9 @@ SURVIVAL = [0.5, 0.25, 0.125]
 CAPACITY = 128
 
 
-def causal() -> cost.DraftModel:
-  """DSpine with random weights, of 5 rows, as it is trained: causal."""
-  draft = toy.dspine_model()
-  cfg = dataclasses.replace(draft.drafter.cfg, causal=True)
+def with_causal(draft: cost.DraftModel, causal: bool) -> cost.DraftModel:
+  """The same drafter, causal inside its block or not."""
+  cfg = dataclasses.replace(draft.drafter.cfg, causal=causal)
   return dataclasses.replace(
     draft, drafter=dataclasses.replace(draft.drafter, cfg=cfg)
   )
@@ -57,7 +56,7 @@ def test_nothing_to_choose_from(refused):
     cost.best_width(cost.CostTable(1, {1: 4.0}), SURVIVAL)
 
 
-@pytest.mark.parametrize('model', (causal, lambda: ngram_model(4)))
+@pytest.mark.parametrize('model', (toy.dspine_model, lambda: ngram_model(4)))
 def test_a_narrower_block_is_of_the_same_drafter(model, refused):
   wide = model()
   narrow = cost.with_width(wide, 3)
@@ -69,12 +68,15 @@ def test_a_narrower_block_is_of_the_same_drafter(model, refused):
 
 
 def test_widths_worth_trying():
-  assert cost.widths_of(causal()) == [2, 4, 5]
+  assert cost.widths_of(toy.dspine_model()) == [2, 4, 5]
   assert cost.widths_of(ngram_model(15)) == [2, 4, 6, 8, 12, 16]
 
 
 def test_slots_that_look_ahead_are_refused(refused):
-  for draft in (toy.dflash_model(), toy.dspine_model()):
+  for draft in (
+    toy.dflash_model(),
+    with_causal(toy.dspine_model(), False),
+  ):
     with refused(
       f'drafter {draft.drafter.name} is not causal inside its block: at '
       'another width than 5 it proposes other tokens'
@@ -85,7 +87,7 @@ def test_slots_that_look_ahead_are_refused(refused):
 
 
 def test_probe():
-  of, draft = toy.target(), causal()
+  of, draft = toy.target(), toy.dspine_model()
   table = cost.probe(of, draft, 2, CAPACITY, widths=(2, 4))
   assert table.batch == 2
   assert list(table.round_ms) == [1, 2, 4]
@@ -106,8 +108,8 @@ def test_probe_refuses(refused):
   with refused(
     'capacity = 16: 4 rounds of at most 5 rows at a context of 8 need 17'
   ):
-    cost.probe(toy.target(), causal(), 1, 16)
-  other = dataclasses.replace(causal(), head_hash='another')
+    cost.probe(toy.target(), toy.dspine_model(), 1, 16)
+  other = dataclasses.replace(toy.dspine_model(), head_hash='another')
   with refused('drafter dspine was trained for another target: ...'):
     cost.probe(toy.target(), other, 1, CAPACITY)
 
@@ -136,10 +138,7 @@ def test_survival():
 
 
 def test_width_counts_rows_also_where_the_anchor_proposes():
-  draft = toy.other_model('dspark-vanilla')
-  cfg = dataclasses.replace(draft.drafter.cfg, causal=True)
-  drafter = dataclasses.replace(draft.drafter, cfg=cfg)
-  draft = dataclasses.replace(draft, drafter=drafter)
+  draft = with_causal(toy.other_model('dspark-vanilla'), True)
   assert cost.widths_of(draft) == [2, 4, 5]
   narrow = cost.with_width(draft, 3).drafter
   assert (narrow.slots, narrow.cfg.block) == (2, 2)
