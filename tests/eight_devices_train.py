@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 import warnings
 
 import jax
@@ -102,13 +103,20 @@ def test_a_run_goes_on_on_another_mesh(tmp_path):
 
 def test_what_does_not_divide_is_refused(refused):
   target = tiny.target('data=4,model=2')
+
+  def check(accumulate, batch):
+    setup.check_batch(
+      target, dataclasses.replace(TRAIN, accumulate=accumulate),
+      types.SimpleNamespace(manifest={'answer_tokens': 9}), batch=batch,
+      lengths=(tiny.LENGTH,),
+    )  # fmt: skip
+
   for accumulate, batch in ((1, 6), (2, 12)):
-    train = dataclasses.replace(TRAIN, accumulate=accumulate)
     with refused(
       f'batch = {batch} in {accumulate} parts does not split over data = 4'
     ):
-      setup.check_batch(target, train, batch, tiny.LENGTH)
-    setup.check_batch(target, train, 8, tiny.LENGTH)
+      check(accumulate, batch)
+    check(accumulate, 8)
   with refused('a batch of 3 cannot be split evenly over the mesh axis data=4'):
     begun = tiny.begin('dspine', TRAIN, target)
     draft = evaluate.drafter_of(begun.task, begun.frozen, begun.state)
