@@ -10,6 +10,14 @@ import pytest
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 
+# Half a minute and more each: begun last, one process would wait for another.
+_LONG = ('test_sharding', 'test_colab', 'test_resume', 'test_demo')
+
+
+def pytest_collection_modifyitems(items):
+  items.sort(key=lambda item: not any(name in item.nodeid for name in _LONG))
+
+
 @pytest.fixture(scope='session')
 def golden() -> pathlib.Path:
   """What transformers computes, and the checkpoints it computed it from."""
