@@ -57,11 +57,10 @@ def main(config):
     load_drafter(name, target, block=config.block or None)
     for name in config.drafters
   ]
-  for temperature in config.temperatures:
-    acceptance.check(
-      target, sets, temperature=temperature, batch=config.batch,
-      max_new_tokens=config.max_new_tokens,
-    )  # fmt: skip
+  acceptance.check(
+    target, sets, temperatures=config.temperatures, batch=config.batch,
+    max_new_tokens=config.max_new_tokens,
+  )  # fmt: skip
   rows = []
   for source, draft in zip(config.drafters, drafts, strict=True):
     for temperature in config.temperatures:

@@ -1,6 +1,5 @@
 """Trains several drafters alike and compares their tokens a round."""
 
-import dataclasses
 import gc
 import pathlib
 import sys
@@ -43,11 +42,10 @@ def check(config, target, data, sets) -> None:
     raise InputError(
       'evaluated and temperatures, expected at least one of each'
     )
-  for temperature in config.temperatures:
-    acceptance.check(
-      target, sets, temperature=temperature, batch=config.evaluated,
-      max_new_tokens=config.max_new_tokens,
-    )  # fmt: skip
+  acceptance.check(
+    target, sets, temperatures=config.temperatures, batch=config.evaluated,
+    max_new_tokens=config.max_new_tokens,
+  )  # fmt: skip
   setup.check_batch(
     target, TrainConfig(**config.training), data, batch=config.batch,
     lengths=(config.length,),
@@ -189,9 +187,8 @@ def resumed(config, data, path: pathlib.Path) -> tuple[list[dict], dict]:
 
 def evaluated(config, target, sets, draft, run) -> list[dict]:
   """Rows of a trained drafter, by set and temperature."""
-  began, dtype = time.perf_counter(), target.params.embed_VD.dtype
-  params = jax.tree.map(lambda x: x.astype(dtype), draft.params)
-  draft, rows = dataclasses.replace(draft, params=params), []
+  began, rows = time.perf_counter(), []
+  draft = evaluate.cast(target, draft)
   for temperature in config.temperatures:
     rows += acceptance.measure(
       target, draft, sets, temperature=temperature, batch=config.evaluated,

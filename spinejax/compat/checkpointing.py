@@ -1,5 +1,6 @@
 """Checkpoints of a training run, by orbax (v1, which still changes)."""
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -58,9 +59,7 @@ class Checkpoints:
     """
     metrics = None if score is None else {_METRIC: score}
     about = about | {_DIGEST: _digest(state)}
-    with warnings.catch_warnings():
-      # `save` of the newer releases is not in the older ones.
-      warnings.simplefilter('ignore', DeprecationWarning)
+    with _quiet():
       self._orbax.save_pytree(
         step, state, force=True, metrics=metrics, custom_metadata=about
       )
@@ -85,8 +84,7 @@ class Checkpoints:
     )
     digest = self._metadata(step)[_DIGEST]
     try:
-      with warnings.catch_warnings():
-        warnings.simplefilter('ignore', DeprecationWarning)
+      with _quiet():
         state = self._orbax.load_pytree(step, wanted)
     except Exception as error:  # of orbax, tensorstore and zarr alike
       raise self._damaged(step, error) from None
@@ -96,8 +94,7 @@ class Checkpoints:
 
   def _metadata(self, step: int) -> dict[str, Any]:
     try:
-      with warnings.catch_warnings():
-        warnings.simplefilter('ignore', DeprecationWarning)
+      with _quiet():
         found = self._orbax.pytree_metadata(step).custom_metadata
     except Exception as error:
       raise self._damaged(step, error) from None
@@ -115,6 +112,14 @@ class Checkpoints:
 
   def close(self) -> None:
     self._orbax.close()
+
+
+@contextlib.contextmanager
+def _quiet():
+  """`save`, `load` and `metadata` of newer releases are not in older ones."""
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore', DeprecationWarning)
+    yield
 
 
 def _digest(state: Any) -> str:

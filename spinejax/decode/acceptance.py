@@ -52,7 +52,7 @@ def check(
   target: Target,
   sets: Sequence[PromptSet],
   *,
-  temperature: float,
+  temperatures: Sequence[float],
   max_new_tokens: int,
   batch: int,
 ) -> None:
@@ -61,7 +61,8 @@ def check(
   Raises:
     InputError: a prompt does not fit, or a setting is out of its range.
   """
-  Sampling.make(1, temperature)
+  for temperature in temperatures:
+    Sampling.make(1, temperature)
   whole('max_new_tokens', max_new_tokens, 1, 2**31 - 1)
   whole('batch', batch, 1, 2**31 - 1)
   for one in sets:

@@ -19,6 +19,13 @@ def drafter_of(task: Task, frozen: Frozen, state: TrainState) -> DraftModel:
   return DraftModel(task.objective.drafter(task.cfg), params)
 
 
+def cast(target: Target, draft: DraftModel) -> DraftModel:
+  """A drafter in the dtype of the target, as it is decoded with."""
+  dtype = target.params.embed_VD.dtype
+  params = jax.tree.map(lambda x: x.astype(dtype), draft.params)
+  return dataclasses.replace(draft, params=params)
+
+
 def check_answers(
   target: Target,
   draft: DraftModel,
@@ -43,11 +50,9 @@ def answers(
   capacity: int | None = None,
 ) -> list[Completion]:
   """Greedy answers, drafted in the dtype of the target."""
-  dtype = target.params.embed_VD.dtype
-  params = jax.tree.map(lambda x: x.astype(dtype), draft.params)
   return generate(
     target,
-    dataclasses.replace(draft, params=params),
+    cast(target, draft),
     prompts,
     max_new_tokens=max_new_tokens,
     capacity=capacity,

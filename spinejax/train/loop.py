@@ -72,7 +72,7 @@ def run(
     InputError: the loss is not finite.
   """
   mesh, steps = mesh_of(frozen.target.embed_VD), train.steps
-  first, since = int(state.step), Stopwatch()
+  first, since, flops = int(state.step), Stopwatch(), {}  # by shape
   for step in range(first, steps):
     batch = next(feed)
     rate = train.learning_rate_at(step)
@@ -85,8 +85,10 @@ def run(
     if step == first:  # it compiled
       since.restart(state)
     else:
-      flops = flops_per_step(task, state, *batch['tokens_BT'].shape)
-      since.count(tokens=int(batch['length_B'].sum()), flops=flops)
+      shape = batch['tokens_BT'].shape
+      if shape not in flops:
+        flops[shape] = flops_per_step(task, state, *shape)
+      since.count(tokens=int(batch['length_B'].sum()), flops=flops[shape])
     if every.at('log', done, steps):
       told = jax.device_get(scalars)  # waits for the step
       _check_finite(told['loss'], done, train.learning_rate)

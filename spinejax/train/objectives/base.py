@@ -170,6 +170,23 @@ def make_blocks(
   )
 
 
+def over_candidates(
+  blocks: Blocks, candidates_BASN: jax.Array, scores_BASN: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """What scores of candidates come to, each [B, A, S] but the second.
+
+  Returns:
+    Cross-entropy, 0 where the label is no candidate; the log of the law over
+    the candidates; and whether the best of them is the label.
+  """
+  log_r = jax.nn.log_softmax(scores_BASN, axis=-1)
+  is_label = candidates_BASN == blocks.label_BAS[..., None]
+  ce_BAS = -jnp.sum(jnp.where(is_label, log_r, 0.0), axis=-1)
+  best = jnp.argmax(scores_BASN, axis=-1)[..., None]
+  hit_BAS = jnp.take_along_axis(is_label, best, axis=-1)[..., 0]
+  return ce_BAS, log_r, hit_BAS
+
+
 def over_vocabulary(
   cfg: BackboneConfig,
   blocks: Blocks,

@@ -21,6 +21,7 @@ from spinejax.train.objectives import dflash
 from spinejax.train.objectives.base import (
   Objective,
   make_blocks,
+  over_candidates,
   over_vocabulary,
 )
 
@@ -52,11 +53,7 @@ def loss(cfg, options, params, view, batch, now, total=None, key=None):
   scores = dflash2.selector_scores(
     cfg, params, backbone.cap(cfg, unary), hidden_BASD, blocks.before_BAS, ids
   )
-  is_label = ids == blocks.label_BAS[..., None]
-  log_r = jax.nn.log_softmax(scores, axis=-1)
-  told['selector'] = -jnp.sum(jnp.where(is_label, log_r, 0.0), axis=-1)
-  best = jnp.argmax(scores, axis=-1)[..., None]
-  hit_BAS = jnp.take_along_axis(is_label, best, axis=-1)[..., 0]
+  told['selector'], _, hit_BAS = over_candidates(blocks, ids, scores)
   told['selected_accuracy_S'] = blocks.accuracy(hit_BAS)
   return value + options.selector * blocks.mean(told['selector']), told
 

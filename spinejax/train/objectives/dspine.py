@@ -36,6 +36,7 @@ from spinejax.train.objectives.base import (
   Objective,
   check_options,
   make_blocks,
+  over_candidates,
   over_vocabulary,
   share_at,
 )
@@ -173,15 +174,12 @@ def _refined(cfg, options, params, view, blocks, terms, pre_BASD):
   ids = terms.candidates
   head = jnp.take(view.head_VD, ids, axis=0).astype(jnp.float32)
   scores = backbone.cap(cfg, nn.einsum('basd,basnd->basn', refined, head))
-  log_r = jax.nn.log_softmax(scores, axis=-1)
-  is_label = ids == blocks.label_BAS[..., None]
-  ce = -jnp.sum(jnp.where(is_label, log_r, 0.0), axis=-1)
+  ce, log_r, hit_BAS = over_candidates(blocks, ids, scores)
   mass = jnp.sum(terms.teacher, axis=-1, keepdims=True)
   aim = terms.teacher / jnp.maximum(mass, 1e-12)
   l1 = jnp.sum(jnp.abs(jnp.exp(log_r) - aim), axis=-1)
   l1 = jnp.where(mass[..., 0] > options.candidate_mass, l1, 0.0)
-  best = jnp.argmax(scores, axis=-1)[..., None]
-  return ce, l1, jnp.take_along_axis(is_label, best, axis=-1)[..., 0]
+  return ce, l1, hit_BAS
 
 
 def _token_ce(cfg, base: BackboneParams, blocks, view, out: dspine.Draft):
