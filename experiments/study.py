@@ -87,7 +87,7 @@ def trained(config, target, data, run) -> tuple:
     'run': run.name, 'drafter': run.method, 'seed': run.seed,
     'steps': train.steps, 'batch': config.batch, 'weights': weights,
     'training_tokens': round(train.steps * config.batch * data.length_N.mean()),
-    'step_ms': told['step_ms'],
+    'step_ms': told.get('step_ms'),  # none of a single step, which compiles
     'flops_per_step': flops_per_step(
       task, state, config.batch, config.length
     ),

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -95,7 +94,6 @@ def test_bad_input(change, message, refused):
     complete(toy.target(), **settings | change)
 
 
-@pytest.mark.skipif(jax.device_count() > 1, reason='of one device')
 def test_memory(refused):
   with refused('batch ... at capacity 128 needs ... GiB for caches ...'):
     complete(
