@@ -91,7 +91,6 @@ def trained(config, target, data, run) -> tuple:
     'run': run.name, 'drafter': run.method, 'seed': run.seed,
     'steps': train.steps, 'batch': config.batch, 'weights': weights,
     'training_tokens': round(train.steps * config.batch * data.length_N.mean()),
-    'step_ms': told.get('step_ms'),  # none of a single step, which compiles
     'flops_per_step': flops_per_step(
       task, state, config.batch, config.length
     ),
@@ -215,9 +214,13 @@ def alone(folder: pathlib.Path):
 
 
 def keep(config, data, path: pathlib.Path, new: list[dict], started) -> None:
-  """Adds the rows of a run to the file, and the means over the sets."""
+  """Adds the rows of a run to the file, and makes the means over the sets anew.
+
+  Without a run the file stays the record of where it was measured.
+  """
   rows, settings = resumed(config, data, path)
-  rows = [row for row in rows if row['run'] != new[0]['run']] + new
+  made = {row['run'] for row in new}
+  rows = [row for row in rows if row['run'] not in made] + new
   there = {row['run'] for row in rows}
   means = [
     mean
@@ -225,9 +228,12 @@ def keep(config, data, path: pathlib.Path, new: list[dict], started) -> None:
     for temperature in config.temperatures
     for mean in compared(rows, against, temperature)
   ]  # fmt: skip
-  result = report.results.build(
-    'study', 'measured', rows + means, config=settings, started=started
-  )
+  if new:
+    result = report.results.build(
+      'study', 'measured', rows + means, config=settings, started=started
+    )
+  else:
+    result = report.results.load(path) | {'metrics': rows + means}
   report.results.write(result, path.stem, root=path.parents[1])
 
 
@@ -253,6 +259,8 @@ def main(config):
     gc.collect()
     with alone(folder):
       keep(config, data, path, rows, started)
+  with alone(folder):
+    keep(config, data, path, [], started)
   result = report.results.load(path)
   for against in config.against:
     if all(row['run'] != against for row in result['metrics']):

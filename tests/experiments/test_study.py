@@ -56,7 +56,12 @@ def test_processes_add_to_one_file(path):
       new = [row('b', 'one', emitted, [2, 2])]
       c = config('b', against=('a',))
       study.keep(c, DATA, path, new, report.results.now())
-  rows = report.results.load(path)['metrics']
+  there = report.results.load(path)
+  with study.alone(path.parent):
+    c = config('b', against=('a',))
+    study.keep(c, DATA, path, [], report.results.now())
+  assert report.results.load(path) == there
+  rows = there['metrics']
   assert [(x['run'], x.get('ratio')) for x in rows] == [
     ('a', None), ('b', None), ('a', 1), ('b', 2)
   ]  # fmt: skip
