@@ -34,9 +34,8 @@ def _runs():
   }
   for name, (drafter, loss) in spine.items():
     runs[f'dspine-{name}'] = ('dspine', 0, drafter, loss)
-  # DSpine's mix of losses for its rivals, and a DFlash2 of DSpine's size.
+  # DFlash2 with DSpine's mix of losses, and one of DSpine's size.
   mix = {'ce_start': 1.0, 'ce_end': 0.5}
-  runs['dspark-mix'] = ('dspark', 0, {}, mix)
   runs['dflash2-mix'] = ('dflash2', 0, {}, mix)
   runs['dflash2-rank16'] = ('dflash2', 0, {'selector_rank': 16}, {})
   # Without injection, too: a causal DFlash with DSpine's loss of the pass.

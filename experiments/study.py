@@ -150,17 +150,24 @@ def show(rows: list[dict]) -> None:
 
 
 def draw(result: dict, path: pathlib.Path) -> None:
-  """The first temperature's tokens a round, a bar a run and set."""
-  bars, first = {}, result['config']['temperatures'][0]
-  for row in result['metrics']:
-    if row.get('temperature') == first and 'rounds_by_prompt' in row:
-      bars.setdefault(row['run'], {})[row['dataset']] = tuple(
-        row[f'tokens_per_round{end}'] for end in ('', '_low', '_high')
+  """The first temperature's means, over that of the first run compared with."""
+  config, points = result['config'], {}
+  means = [row for row in result['metrics'] if row.get('dataset') == 'mean']
+  first = means[0]['against'] if means else None
+  for row in means:
+    if (row['temperature'], row['against']) == (
+      config['temperatures'][0], first,
+    ):  # fmt: skip
+      points[row['run']] = tuple(
+        row[f'ratio{x}'] for x in ('', '_low', '_high')
       )
+  if not points:
+    return
   target = next(row['target'] for row in result['metrics'] if 'target' in row)
-  title = f'{target}, T = {first:g}'
-  unit = 'tokens a round'
-  figure = report.figures.by_set(bars, title=title, label='measured', unit=unit)
+  figure = report.figures.ratios(
+    points, title=f'{target}, {config["training"]["steps"]} steps',
+    label='measured', unit=f'tokens a round, mean over the sets, / {first}',
+  )  # fmt: skip
   report.figures.save(figure, path)
 
 

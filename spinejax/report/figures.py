@@ -25,7 +25,6 @@ _COLOURS = (
   '#e69f00',
   '#56b4e9',
 )
-_HATCHES = ('', '//', '..')
 _MARKERS = ('o', 's', '^', 'D', 'v', '<')
 _INK = '#333333'
 _GRID = '#e3e3e3'
@@ -110,62 +109,57 @@ def against_tokens(
   return figure
 
 
-def by_set(
-  bars: Mapping[str, Mapping[str, tuple[float, float | None, float | None]]],
+def ratios(
+  points: Mapping[str, tuple[float, float | None, float | None]],
   *,
   title: str,
   label: str,
   unit: str,
 ) -> Figure:
-  """Draws a group of bars a set of prompts, with their intervals.
+  """Draws runs as points with their intervals, the best on top.
 
   Args:
-    bars: a run's name to sets of prompts to (value, low, high), the last two
-      None where there is no interval. A run may lack sets.
+    points: a run's name to (value, low, high), the last two None where there is
+      no interval.
     title, label: see `acceptance_by_position`.
     unit: of the values.
 
   Returns:
-    A figure of 7 x 4.2 inches at 150 dots an inch.
+    A figure 7 inches wide and as high as its runs ask for, at 150 dots an inch.
 
   Raises:
-    ValueError: no bars, or an unknown label.
+    ValueError: no points, or an unknown label.
   """
-  if not bars:
-    raise ValueError('bars: expected at least one run, got none')
-  figure, axes = _new(label)
-  sets = list(dict.fromkeys(one for values in bars.values() for one in values))
-  width = 0.8 / len(bars)
-  for i, (name, values) in enumerate(bars.items()):
-    there = [j for j, one in enumerate(sets) if one in values]
-    value, low, high = (
-      np.array([values[sets[j]] for j in there], float).reshape(-1, 3).T
-    )
-    axes.bar(
-      np.array(there) + (i - (len(bars) - 1) / 2) * width,
-      value,
-      0.9 * width,
-      yerr=[value - low, high - value],
-      label=name,
-      color=_COLOURS[i % len(_COLOURS)],
-      # Past the end of the palette hatching tells the turns.
-      hatch=_HATCHES[i // len(_COLOURS) % len(_HATCHES)],
-      error_kw={'ecolor': _INK, 'elinewidth': 0.8},
-      zorder=3,
-    )
-  axes.set_xticks(range(len(sets)), sets)
-  axes.set_ylabel(unit, color=_INK)
-  # Below, where it covers no bars.
-  below = dict(loc='upper left', bbox_to_anchor=(0, -0.1))
-  _finish(axes, title, label, **below, ncols=min(len(bars), 4))
+  if not points:
+    raise ValueError('points: expected at least one run, got none')
+  figure, axes = _new(label, height=1.6 + 0.24 * len(points))
+  names = sorted(points, key=lambda name: points[name][0])
+  value, low, high = np.array([points[name] for name in names], float).T
+  axes.errorbar(
+    value,
+    range(len(names)),
+    xerr=[value - low, high - value],
+    fmt=_MARKERS[0],
+    color=_COLOURS[0],
+    ecolor=_INK,
+    elinewidth=1,
+    markersize=5.5,
+    label='value, 95 % interval',
+    zorder=3,
+  )
+  axes.axvline(1, color='#999999', linewidth=1)
+  axes.set_yticks(range(len(names)), names)
+  axes.set_xlabel(unit, color=_INK)
+  _finish(axes, title, label, loc='lower right')
+  axes.grid(axis='x', color=_GRID, linewidth=0.8)
   return figure
 
 
-def _new(label: str) -> tuple[Figure, Axes]:
+def _new(label: str, height: float = 4.2) -> tuple[Figure, Axes]:
   if label not in results.LABELS:
     known = ', '.join(results.LABELS)
     raise ValueError(f'label: {label!r} is not one of {known}')
-  figure = Figure(figsize=(7, 4.2), dpi=_DPI, layout='constrained')
+  figure = Figure(figsize=(7, height), dpi=_DPI, layout='constrained')
   FigureCanvasAgg(figure)
   return figure, figure.add_subplot()
 

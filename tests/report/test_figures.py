@@ -102,3 +102,24 @@ def test_pyplot_is_not_used():
 def test_refuses(curves, label, message):
   with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
     figures.acceptance_by_position(curves, title='a run', label=label)
+
+
+def test_ratios_are_drawn_best_on_top():
+  points = {'a': (1.0, 1.0, 1.0), 'b': (1.2, 1.1, 1.3), 'c': (0.9, None, None)}
+  figure = figures.ratios(points, title='x', label='measured', unit='/ a')
+  (axes,) = figure.axes
+  assert [tick.get_text() for tick in axes.get_yticklabels()] == ['c', 'a', 'b']
+  (bars,) = axes.containers
+  low, high = bars[2][0].get_segments()[2][:, 0]
+  assert (low, high) == pytest.approx((1.1, 1.3))
+  with pytest.raises(ValueError, match='^points: expected at least one run'):
+    figures.ratios({}, title='x', label='measured', unit='/ a')
+
+
+def test_training_is_drawn_against_tokens():
+  curves = {'a': [(1e6, 2.0), (3e6, 2.5)]}
+  figure = figures.against_tokens(curves, title='x', label='measured', unit='t')
+  (line,) = figure.axes[0].get_lines()
+  assert line.get_xydata().tolist() == [[1.0, 2.0], [3.0, 2.5]]
+  with pytest.raises(ValueError, match='^curves: expected at least one'):
+    figures.against_tokens({'a': []}, title='x', label='measured', unit='t')
