@@ -1,7 +1,7 @@
 """The compiled forms of a round: prefill chunk and on-device loop.
 
 Every compile variant of decoding is made here: one per (target shape,
-drafter, batch, capacity bucket, greedy or not). State is donated.
+drafter, batch, capacity bucket, greedy or not, budget). State is donated.
 """
 
 import dataclasses
@@ -59,7 +59,9 @@ def prefill_chunk(
 
 
 @functools.partial(
-  jax.jit, static_argnames=('cfg', 'drafter'), donate_argnames=('state',)
+  jax.jit,
+  static_argnames=('cfg', 'drafter', 'budget'),
+  donate_argnames=('state',),
 )
 def run_rounds(
   cfg: TargetConfig,
@@ -69,11 +71,15 @@ def run_rounds(
   sampling: Sampling,
   max_rounds: jax.Array,
   enough: jax.Array | None = None,
+  budget: int | None = None,
 ) -> DecodeState:
   """Rounds until every request is done, at most `max_rounds`, on the device.
 
   With `enough`, until so many requests are done. Nothing crosses to the host
   inside. Donates the state.
+
+  Args:
+    budget: rows verified in all in a round; see `round.step`.
   """
 
   def unfinished(carry):
@@ -84,7 +90,9 @@ def run_rounds(
 
   def body(carry):
     state, ran = carry
-    state = rounds.step(cfg, drafter, params, state, sampling).state
+    state = rounds.step(
+      cfg, drafter, params, state, sampling, budget=budget
+    ).state
     return constrain(state), ran + 1
 
   return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]

@@ -13,6 +13,7 @@ from spinejax.decode.state import DecodeState
 from spinejax.drafters.base import Drafter, History, Proposal, TargetView
 from spinejax.target.config import TargetConfig
 from spinejax.target.model import Forward, TargetParams, forward, unembed
+from spinejax.target.packing import check_budget, fit, pack
 from spinejax.verify.chain import Verdict, verify
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 
@@ -75,6 +76,7 @@ def step(
   state: DecodeState,
   sampling: Sampling,
   limit_B: jax.Array | None = None,
+  budget: int | None = None,
 ) -> Round:
   """One round for every request that is not done.
 
@@ -85,7 +87,16 @@ def step(
     limit_B: proposals to verify, 0..S, at most; those beyond are dropped. It
       must not depend on the tokens proposed in this round, or the output law
       changes (arXiv 2607.05147, appendix A).
+    budget: static; rows that are verified in all, packed: a request takes
+      those of its anchor and of the proposals that `limit_B` and
+      `target.packing.fit` leave it. None verifies every row of every request,
+      those past its limit, too.
+
+  Raises:
+    InputError: the budget cannot be packed.
   """
+  if budget is not None:
+    check_budget(state.length_B, drafter.slots + 1, budget)
   with jax.named_scope('extend'):
     draft_cache = drafter.extend(
       drafter.cfg,
@@ -106,6 +117,12 @@ def step(
       round_keys(state.seed_B, position_B, Stream.DRAFT),
       sampling,
     )
+  packing = None
+  if budget is not None:
+    S = drafter.slots
+    limit_B = jnp.full_like(state.length_B, S) if limit_B is None else limit_B
+    rows_B = fit(limit_B, ~state.done_B, S, budget)
+    limit_B, packing = rows_B - 1, pack(rows_B, S + 1, budget)
   if limit_B is not None:
     beyond_BS = jnp.arange(drafter.slots) >= limit_B[:, None]
     proposal = dataclasses.replace(
@@ -116,11 +133,13 @@ def step(
   )
   with jax.named_scope('verify'):
     out = forward(
-      cfg, params.target, block_BK, state.target_cache, drafter.taps
+      cfg, params.target, block_BK, state.target_cache, drafter.taps, packing
     )
-    logits_BKV = unembed(out.hidden_BQD, params.target.head_VD)
+    logits = unembed(out.hidden_BQD, params.target.head_VD)
   with jax.named_scope('accept'):
-    verdict = verify(logits_BKV, proposal, sampling, state.seed_B, position_B)
+    verdict = verify(
+      logits, proposal, sampling, state.seed_B, position_B, packing
+    )
   with jax.named_scope('commit'):
     state = dataclasses.replace(state, draft_cache=draft_cache)
     state = commit(state, proposal, verdict, out)

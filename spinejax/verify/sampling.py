@@ -80,6 +80,10 @@ class Sampling:
       greedy=not temperature_B.any(),
     )
 
+  def of(self, request_Q: jax.Array) -> 'Sampling':
+    """The settings of the request of each row."""
+    return jax.tree.map(lambda x_B: x_B[request_Q], self)
+
 
 def _per_request(field, value, batch, dtype, fits, expected) -> np.ndarray:
   """One value a request, each checked."""

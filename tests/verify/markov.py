@@ -148,19 +148,21 @@ def markov(kind: str, gaps: bool = False) -> tuple[Drafter, MarkovParams]:
   return Drafter(form, cfg, no_cache, skip_features, propose), params
 
 
-def run(drafter, params, state, sampling, limited):
+def run(drafter, budget, params, state, sampling, limited):
   """Prefill and as many rounds as there are tokens to emit."""
 
   def body(_, state):
     ragged_B = (state.seed_B + state.length_B) % (drafter.slots + 1)
     limit_B = jnp.where(limited, ragged_B, drafter.slots)
-    return rounds.step(TARGET, drafter, params, state, sampling, limit_B).state
+    return rounds.step(
+      TARGET, drafter, params, state, sampling, limit_B, budget
+    ).state
 
   state = rounds.prefill(TARGET, drafter, params, state, len(PROMPT) - 1)
   return lax.fori_loop(0, EMITTED, body, state)
 
 
-_RUN = jax.jit(run, static_argnums=0)
+_RUN = jax.jit(run, static_argnums=(0, 1))
 
 
 def play(
@@ -170,6 +172,7 @@ def play(
   stop_ids: tuple[int, int] = (-1, -1),
   limited: bool = False,
   patched: bool = False,
+  packed: bool = False,
 ) -> list[np.ndarray]:
   """Outcomes (see `outcome`) of the requests of every group, in equal parts.
 
@@ -178,6 +181,7 @@ def play(
     draws: requests of all groups together.
     limited: let the proposals to verify differ by request and round.
     patched: trace the code anew.
+    packed: verify two rows a request on average.
   """
   drafter, params = draft
   part_B = np.arange(draws) % len(groups)
@@ -205,8 +209,9 @@ def play(
     jnp.asarray(np.arange(draws) // len(groups) + part_B * draws, jnp.uint32),
     jnp.asarray(stop_ids, jnp.int32),
   )
-  program = jax.jit(lambda *a: run(drafter, *a)) if patched else (
-    functools.partial(_RUN, drafter)
+  budget = 2 * draws if packed else None
+  program = jax.jit(lambda *a: run(drafter, budget, *a)) if patched else (
+    functools.partial(_RUN, drafter, budget)
   )  # fmt: skip
   state = jax.device_get(
     program(
