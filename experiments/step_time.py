@@ -55,8 +55,13 @@ def points_of(config) -> list[Point]:
         raise InputError(
           f'{field} has {value!r}, expected whole numbers >= {least}'
         )
-  for field in ('targets', 'batches', 'contexts', 'rows', 'drafters'):
-    if not config[field] and field != 'drafters':
+  for share in config.packed:
+    if not isinstance(share, float) or not 0 < share < 1:
+      raise InputError(f'packed has {share!r}, expected shares in (0, 1)')
+  for field in (
+    'targets', 'batches', 'contexts', 'rows', 'packed', 'drafters'
+  ):  # fmt: skip
+    if not config[field] and field not in ('drafters', 'packed'):
       raise InputError(f'{field} is empty, expected at least one')
     names = [
       pathlib.Path(v).name if field == 'targets' else v for v in config[field]
@@ -154,8 +159,18 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
     point.cfg, params, batch=point.batch, context=point.context,
     capacity=point.capacity, rounds=config.rounds,
   )  # fmt: skip
-  models = [plain_model(rows - 1) for rows in config.rows] + drafters
-  programs = bench.compile(models)
+  widest = max(config.rows)
+  models = [plain_model(rows - 1) for rows in config.rows]
+  profiled = drafters or models[-1:]
+  models += [plain_model(widest - 1)] * len(config.packed) + drafters
+  budgets = [None] * len(config.rows)
+  # A row for each request at least, however small the share.
+  budgets += [
+    max(point.batch, round(share * point.batch * widest))
+    for share in config.packed
+  ]
+  budgets += [None] * len(drafters)
+  programs = bench.compile(models, budgets)
   # Beside the rounds, for a CPU's speed drifts.
   reads = timing.read_ms(params, config.repeats)
   times = bench.time(programs, config.repeats)
@@ -165,7 +180,6 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
     capacity=point.capacity, dtype=config.dtype, repeats=config.repeats,
     rounds=config.rounds,
   )  # fmt: skip
-  profiled = drafters or models[-1:]
   table, parts = [], []
   for model, program, took in zip(models, programs, times, strict=True):
     least_ms = 1e3 * bytes_read(point, params, model) / rate
@@ -175,6 +189,10 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
       bandwidth_fraction=least_ms / took.median,
       weight_read_ms=statistics.median(reads),
     )  # fmt: skip
+    if program.budget is not None:
+      padded = times[config.rows.index(widest)]
+      row['budget'] = program.budget
+      row['speedup_vs_padded'] = padded.median / took.median
     if 1 in config.rows:
       row['plain_steps'] = took.median / times[config.rows.index(1)].median
     table.append(row)
@@ -216,6 +234,8 @@ def show(table: list[dict]) -> None:
   rounds, parts = [], {}
   for row in table:
     cells = tuple(str(row[key]) for key in place)
+    if 'budget' in row:
+      cells = (*cells[:-1], f'{row["rows"]}, {row["budget"]} in all')
     if 'stage' in row:
       parts.setdefault(cells, []).append(row)
       continue
@@ -255,6 +275,17 @@ def _share(rows: list[dict], key: str, value: str) -> float:
     for row in rows
     if row.get(key) == value and ('kind' in row) == (key == 'kind')
   )
+
+
+def packing(table: list[dict]) -> list[str]:
+  """Lines on what packed verification takes, beside the padded one."""
+  return [
+    f'{row["budget"]} packed rows of {row["target"]}, batch {row["batch"]}, '
+    f'context {row["context"]}: {1 / row["speedup_vs_padded"]:.2f} x the time '
+    f'of all {row["batch"] * row["rows"]}'
+    for row in table
+    if 'budget' in row
+  ]
 
 
 def verification(table: list[dict]) -> list[str]:
@@ -304,11 +335,11 @@ def main(config):
     f'{config.dtype}; a copy reads and writes {rate / 1e9:.0f} GB/s\n'
   )
   show(table)
-  print('\n'.join(['', *verification(table)]))
+  print('\n'.join(['', *packing(table), *verification(table)]))
   with report.Writer(logs) as writer:
     writer.config(config.to_dict())
     for row in table:
-      if 'stage' not in row:
+      if 'stage' not in row and 'budget' not in row:
         tag = '{target}/{drafter}_batch{batch}_context{context}_ms'
         writer.scalars(row['rows'], {tag.format_map(row): row['time_ms']})
   print(f'TensorBoard: tensorboard --logdir {config.tensorboard}')

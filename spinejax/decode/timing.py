@@ -42,10 +42,15 @@ class Times:
 
 @dataclasses.dataclass
 class Program:
-  """A drafter's rounds, compiled, and the drafter's cache."""
+  """A drafter's rounds, compiled, and the drafter's cache.
+
+  Attributes:
+    budget: rows that a round verifies in all, packed; None pads.
+  """
 
   draft: DraftModel
   cache: KVCache
+  budget: int | None = None
   compiled: jax.stages.Compiled | None = None
 
 
@@ -97,13 +102,21 @@ class Bench:
     self._stops = stops
     self._cache = _noisy_cache(init_cache, cfg, batch, capacity, self._dtype)
 
-  def compile(self, drafts: Sequence[DraftModel]) -> list[Program]:
+  def compile(
+    self,
+    drafts: Sequence[DraftModel],
+    budgets: Sequence[int | None] | None = None,
+  ) -> list[Program]:
     """The rounds of each drafter, ready to be timed.
+
+    Args:
+      budgets: of each, rows that a round verifies in all; see `round.step`.
 
     Raises:
       InputError: the capacity leaves no room for a block; before any of them
-        is compiled.
+        is compiled. A budget cannot be packed.
     """
+    budgets = [None] * len(drafts) if budgets is None else budgets
     rows = max(draft.drafter.slots for draft in drafts) + 1
     need = self._context + self._rounds + rows
     if need > self._capacity:
@@ -112,10 +125,10 @@ class Bench:
         f'rows at a context of {self._context} need {need}'
       )
     programs = []
-    for draft in drafts:
+    for draft, budget in zip(drafts, budgets, strict=True):
       make, cfg = draft.drafter.init_cache, draft.drafter.cfg
       sizes = self._batch, self._capacity, self._dtype
-      program = Program(draft, _noisy_cache(make, cfg, *sizes))
+      program = Program(draft, _noisy_cache(make, cfg, *sizes), budget)
       program.compiled = self._lower(program).compile()
       programs.append(program)
     return programs
@@ -155,7 +168,9 @@ class Bench:
 
   def _lower(self, program: Program) -> jax.stages.Lowered:
     drafter = program.draft.drafter
-    return run_rounds.lower(self._cfg, drafter, *self._arguments(program))
+    return run_rounds.lower(
+      self._cfg, drafter, *self._arguments(program), budget=program.budget
+    )
 
   def _call(self, program: Program, compiled: jax.stages.Compiled) -> float:
     """Milliseconds of a round."""

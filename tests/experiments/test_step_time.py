@@ -39,14 +39,19 @@ def test_step_time(tmp_path):
   assert copy['op'] == 'copy' and copy['bytes_per_s'] > 1e8
   rounds = [row for row in table if 'stage' not in row]
   assert [(row['drafter'], row['rows']) for row in rounds] == [
-    ('plain', 1), ('plain', 3), ('dspine', 4), ('dflash', 4),
+    ('plain', 1), ('plain', 3), ('plain', 3), ('dspine', 4), ('dflash', 4),
   ]  # fmt: skip
+  padded, packed = rounds[1:3]
+  assert [row.get('budget') for row in rounds] == [None, None, 3, None, None]
+  assert packed['speedup_vs_padded'] == padded['time_ms'] / packed['time_ms']
+  assert any('3, 3 in all' in line for line in lines)
+  assert any(line.startswith('3 packed rows of qwen3,') for line in lines)
   for row in rounds:
     assert row['time_ms_low'] <= row['time_ms'] <= row['time_ms_high']
     assert row['bandwidth_fraction'] > 0
     assert row['context'] == 30 and row['capacity'] == 128
   assert rounds[0]['plain_steps'] == 1
-  for row in rounds[2:]:
+  for row in rounds[3:]:
     check_parts(row, table)
   # A trace of each for TensorBoard, and the scalars beside.
   logs = tmp_path / 'runs' / 'step_time' / 'tiny'
@@ -78,9 +83,10 @@ def test_without_a_drafter_the_widest_step_is_profiled(tmp_path):
   done = run(tmp_path, drafters='()', rows='(2,)')
   assert done.status == 0, done.err
   path = done.out.splitlines()[-1]
-  _, row, *parts = results.load(path)['metrics']
+  _, row, packed, *parts = results.load(path)['metrics']
   assert (row['drafter'], row['rows']) == ('plain', 2)
   assert 'plain_steps' not in row
+  assert 'busy_ms' in row and 'busy_ms' not in packed
   assert {part['rows'] for part in parts} == {2}
 
 
@@ -93,6 +99,8 @@ def test_without_a_drafter_the_widest_step_is_profiled(tmp_path):
     (dict(contexts='(1,)'), 'contexts has 1, expected whole numbers >= 2'),
     (dict(rows="('a',)"), "rows has 'a', expected whole numbers >= 1"),
     (dict(drafters="('x',)"), "drafters has 'x', expected dspine or dflash"),
+    (dict(packed='(1.5,)'), 'packed has 1.5, expected shares in (0, 1)'),
+    (dict(packed='(0.5, 0.5)'), 'packed: two are called 0.5'),
     (dict(rounds=0), 'rounds = 0, expected at least 1'),
     (dict(capacity=37), 'capacity = 37 is too small: context 30 needs 38'),
     (dict(batches='(10_000_000,)'), '..., batch 10000000, capacity 128: ...'),
