@@ -168,9 +168,11 @@ class Bench:
 
   def _lower(self, program: Program) -> jax.stages.Lowered:
     drafter = program.draft.drafter
-    return run_rounds.lower(
-      self._cfg, drafter, *self._arguments(program), budget=program.budget
-    )
+    # A program is kept by what is passed, defaults too: without a budget it is
+    # the one that `generate` runs.
+    budget = {} if program.budget is None else {'budget': program.budget}
+    arguments = self._arguments(program)
+    return run_rounds.lower(self._cfg, drafter, *arguments, **budget)
 
   def _call(self, program: Program, compiled: jax.stages.Compiled) -> float:
     """Milliseconds of a round."""
