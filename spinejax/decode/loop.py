@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spinejax.decode import round as rounds
+from spinejax.decode.schedule import PLAIN, Schedule
 from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import Drafter
 from spinejax.sharding import constrain
@@ -72,6 +73,7 @@ def run_rounds(
   max_rounds: jax.Array,
   enough: jax.Array | None = None,
   budget: int | None = None,
+  schedule: Schedule | None = None,
 ) -> DecodeState:
   """Rounds until every request is done, at most `max_rounds`, on the device.
 
@@ -79,7 +81,9 @@ def run_rounds(
   inside. Donates the state.
 
   Args:
-    budget: rows verified in all in a round; see `round.step`.
+    budget: rows verified in all in a round; see `round.step`. `PLAIN` drafts
+      nothing, but keeps the drafter ready; see `round.plain`.
+    schedule: what the rounds verify, in the place of a budget.
   """
 
   def unfinished(carry):
@@ -90,8 +94,14 @@ def run_rounds(
 
   def body(carry):
     state, ran = carry
+    if budget == PLAIN:
+      state, more = rounds.plain(
+        cfg, drafter, params, state, sampling,
+        lambda state, more: unfinished((state, ran + more)),
+      )  # fmt: skip
+      return constrain(state), ran + more
     state = rounds.step(
-      cfg, drafter, params, state, sampling, budget=budget
+      cfg, drafter, params, state, sampling, budget=budget, schedule=schedule
     ).state
     return constrain(state), ran + 1
 

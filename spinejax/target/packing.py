@@ -62,9 +62,9 @@ def pack(rows_B: Count_B, rows: int, budget: int) -> Packing:
   ends_B = jnp.cumsum(rows_B)
   starts_B = ends_B - rows_B
   at_Q = jnp.arange(budget)
-  # Not by bisection, which is a loop of its own on a GPU.
-  request_Q = jnp.sum(at_Q[:, None] >= ends_B, axis=1)
-  request_Q = jnp.minimum(request_Q, len(rows_B) - 1)
+  # Of requests that begin at one row, all but the last are empty.
+  begun_Q = jnp.zeros((budget,), jnp.int32).at[starts_B].add(1, mode='drop')
+  request_Q = jnp.cumsum(begun_Q) - 1
   row_Q = jnp.minimum(at_Q - starts_B[request_Q], rows - 1)
   last_B1 = jnp.maximum(rows_B - 1, 0)[:, None]
   row_BK = jnp.minimum(jnp.arange(rows), last_B1)

@@ -114,6 +114,21 @@ def round_keys(seed_B: Seed_B, position_B: jax.Array, stream: Stream) -> Keys_B:
   return jax.vmap(key)(seed_B, position_B)
 
 
+def peak(logits: jax.Array, sampling: Sampling) -> jax.Array:
+  """Probability of the best entry of logits [B, ..., V], float32 [B, ...].
+
+  At the request's temperature, or at 1 where that is 0. A drafter without a
+  confidence of its own takes it for one.
+  """
+  logits = logits.astype(jnp.float32)
+  if not sampling.greedy:
+    temperature = sampling.temperature_B.reshape(
+      (-1,) + (1,) * (logits.ndim - 1)
+    )
+    logits = logits / jnp.where(temperature > 0, temperature, 1.0)
+  return jnp.exp(jnp.max(logits, -1) - jax.nn.logsumexp(logits, -1))
+
+
 def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
   """The sampling distribution of logits [B, ..., V], float32, same shape.
 

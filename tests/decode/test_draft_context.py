@@ -178,8 +178,9 @@ def test_control_wrong_context_shows(fault):
 def test_control_a_tap_off_by_one_shows(monkeypatch):
   draft = model(known())
 
-  def shifted(cfg, params, tokens_BQ, cache, taps):
-    return forward(cfg, params, tokens_BQ, cache, tuple(t + 1 for t in taps))
+  def shifted(cfg, params, tokens_BQ, cache, taps, packing=None):
+    taps = tuple(t + 1 for t in taps)
+    return forward(cfg, params, tokens_BQ, cache, taps, packing)
 
   def apart(function, *static):  # from what was traced before
     return jax.jit(lambda *args: function(*args), static_argnums=static)

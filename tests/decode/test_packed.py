@@ -8,6 +8,7 @@ import pytest
 from spinejax.decode import round as rounds
 from spinejax.decode.generate import start
 from spinejax.decode.loop import run_rounds
+from spinejax.decode.schedule import Schedule
 from spinejax.target.packing import fit, pack
 from spinejax.verify.sampling import Sampling
 from tests.decode import toy
@@ -15,6 +16,7 @@ from tests.decode.toy import NEW, SLOTS
 from tests.verify.markov import Setting, exact_law, markov, p_value, play
 
 PROMPTS = toy.prompts(1, 2, 9, 17, 4, 30)
+DRAWS = 40_000
 B, K = len(PROMPTS), SLOTS + 1
 STEP = jax.jit(rounds.step, static_argnums=(0, 1), static_argnames=('budget',))
 PREFILL = jax.jit(rounds.prefill, static_argnums=(0, 1, 4))
@@ -143,10 +145,11 @@ def test_what_does_not_fit_is_cut_and_the_output_stays():
     last = took
 
 
-def test_packed_sampling_keeps_the_law():
-  """Half the rows, of requests that sample differently."""
+def test_scheduled_sampling_keeps_the_law():
+  """Two rows of three, of requests that sample differently."""
+  schedule = Schedule.fill(2 * DRAWS, [1.0, 1.0])
   groups = (Setting(temperature=0.7, top_k=5), Setting(temperature=1.3))
-  outcomes = play(markov('sparse'), groups, 40_000, packed=True)
+  outcomes = play(markov('sparse'), groups, DRAWS, schedule=schedule)
   for setting, got in zip(groups, outcomes, strict=True):
     assert p_value(got, exact_law(setting)) > 1e-4
 
