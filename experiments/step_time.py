@@ -15,6 +15,7 @@ from spinejax import report
 from spinejax.decode import timing
 from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.round import STAGES
+from spinejax.decode.schedule import PLAIN
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.dspine import DSpineConfig
 from spinejax.drafters.loading import plain_model
@@ -159,18 +160,17 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
     point.cfg, params, batch=point.batch, context=point.context,
     capacity=point.capacity, rounds=config.rounds,
   )  # fmt: skip
-  widest = max(config.rows)
-  models = [plain_model(rows - 1) for rows in config.rows]
-  profiled = drafters or models[-1:]
-  models += [plain_model(widest - 1)] * len(config.packed) + drafters
-  budgets = [None] * len(config.rows)
-  # A row for each request at least, however small the share.
-  budgets += [
-    max(point.batch, round(share * point.batch * widest))
-    for share in config.packed
-  ]
-  budgets += [None] * len(drafters)
-  programs = bench.compile(models, budgets)
+  padded = [plain_model(rows - 1) for rows in config.rows] + drafters
+  profiled = drafters or padded[-1:]
+  widest = padded[config.rows.index(max(config.rows))]
+  runs = [(model, None) for model in padded]
+  for model in (widest, *drafters):
+    most = point.batch * (model.drafter.slots + 1)
+    # A row for each request at least, however small the share.
+    budgets = [max(point.batch, round(x * most)) for x in config.packed]
+    runs += [(model, budget) for budget in budgets]
+  runs += [(model, PLAIN) for model in drafters]
+  programs = bench.compile(*zip(*runs, strict=True))
   # Beside the rounds, for a CPU's speed drifts.
   reads = timing.read_ms(params, config.repeats)
   times = bench.time(programs, config.repeats)
@@ -181,22 +181,23 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
     rounds=config.rounds,
   )  # fmt: skip
   table, parts = [], []
-  for model, program, took in zip(models, programs, times, strict=True):
-    least_ms = 1e3 * bytes_read(point, params, model) / rate
+  for (model, budget), program, took in zip(runs, programs, times, strict=True):
+    drafts = plain_model() if budget == PLAIN else model
+    least_ms = 1e3 * bytes_read(point, params, drafts) / rate
     row = settings | dict(
-      drafter=model.drafter.name, rows=model.drafter.slots + 1,
+      drafter=model.drafter.name, rows=drafts.drafter.slots + 1,
       time_ms=took.median, time_ms_low=took.low, time_ms_high=took.high,
       bandwidth_fraction=least_ms / took.median,
       weight_read_ms=statistics.median(reads),
     )  # fmt: skip
-    if program.budget is not None:
-      padded = times[config.rows.index(widest)]
-      row['budget'] = program.budget
-      row['speedup_vs_padded'] = padded.median / took.median
+    if budget is not None:
+      row['budget'] = budget
+      same = times[runs.index((model, None))].median
+      row['speedup_vs_padded'] = same / took.median
     if 1 in config.rows:
       row['plain_steps'] = took.median / times[config.rows.index(1)].median
     table.append(row)
-    if any(model is one for one in profiled):
+    if budget is None and any(model is one for one in profiled):
       name = f'{row["drafter"]}_batch{point.batch}_context{point.context}'
       folder = logs / f'{point.target}_{name}'
       program_text = bench.trace(program, folder)
@@ -235,7 +236,8 @@ def show(table: list[dict]) -> None:
   for row in table:
     cells = tuple(str(row[key]) for key in place)
     if 'budget' in row:
-      cells = (*cells[:-1], f'{row["rows"]}, {row["budget"]} in all')
+      what = f'{row["budget"]} in all' if row['budget'] else 'drafter fed'
+      cells = (*cells[:-1], f'{row["rows"]}, {what}')
     if 'stage' in row:
       parts.setdefault(cells, []).append(row)
       continue
@@ -278,13 +280,14 @@ def _share(rows: list[dict], key: str, value: str) -> float:
 
 
 def packing(table: list[dict]) -> list[str]:
-  """Lines on what packed verification takes, beside the padded one."""
+  """Lines on what packed rounds take, beside padded ones."""
   return [
-    f'{row["budget"]} packed rows of {row["target"]}, batch {row["batch"]}, '
-    f'context {row["context"]}: {1 / row["speedup_vs_padded"]:.2f} x the time '
-    f'of all {row["batch"] * row["rows"]}'
+    f'{row["drafter"]}, {row["budget"]} rows packed, for {row["target"]}, '
+    f'batch {row["batch"]}, context {row["context"]}: '
+    f'{1 / row["speedup_vs_padded"]:.2f} x the time of all '
+    f'{row["batch"] * row["rows"]}'
     for row in table
-    if 'budget' in row
+    if row.get('budget')
   ]
 
 

@@ -7,9 +7,9 @@ nothing of a round decides about itself.
 
 Where speculation does not pay, plain rounds run (`round.plain`), which keep
 the draft cache fed, so that going back costs nothing. Acceptance cannot be
-seen then: drafting is tried again for a few rounds, after pauses that double
-each time it fails (the cost of trying goes to a percent). When fewer or more
-requests are live than before, the costs are looked at again at once.
+seen then: drafting is tried anew for a few rounds, after pauses that double
+each time it fails (the cost of trying goes to less than a percent). When fewer
+or more requests are live than before, it is decided again at once.
 
   control = begin(table, slots, live)
   while ...:
@@ -120,7 +120,13 @@ def begin(table: BudgetTable, slots: int, live: int) -> Control:
     slots: proposals of a request, S.
     live: requests.
   """
-  return _try(table, Control(PLAIN, 0, (0.0,) * slots, (0.0,) * slots), live)
+  rates = {
+    budget: expected_tokens(np.ones(slots), live, budget) / cost
+    for budget, cost in sorted(table.drafted.items())
+  }
+  rounds = min(max(_TRY, -(-_COUNTED // live)), _ROUNDS)
+  unknown = (0.0,) * slots
+  return Control(max(rates, key=rates.get), rounds, unknown, unknown)
 
 
 def update(
@@ -154,23 +160,11 @@ def update(
     )
   if control.budget == PLAIN:
     if control.left <= 1:
-      return _try(table, control, live)
+      # What was seen before the pause may be true no longer.
+      fresh = begin(table, len(control.judged_S), live)
+      return dataclasses.replace(fresh, pause=control.pause)
     return dataclasses.replace(control, left=control.left - 1)
   pause = min(2 * control.pause, _LONGEST) or _PAUSE
   return dataclasses.replace(
     control, budget=PLAIN, rounds=_ROUNDS, pause=pause, left=pause
-  )
-
-
-def _try(table: BudgetTable, control: Control, live: int) -> Control:
-  """A few rounds at the budget that would be best, were it not for plain."""
-  rates = {
-    budget: expected_tokens(control.survival_S, live, budget) / cost
-    for budget, cost in table.drafted.items()
-  }
-  return dataclasses.replace(
-    control,
-    budget=max(rates, key=rates.get),
-    rounds=min(max(_TRY, -(-_COUNTED // live)), _ROUNDS),
-    left=0,
   )

@@ -21,7 +21,7 @@ from spinejax.drafters.base import (
   no_cache,
 )
 from spinejax.drafters.plain import plain as plain_drafter
-from spinejax.sharding import constrain
+from spinejax.sharding import constrain, mesh_in
 from spinejax.target.config import TargetConfig
 from spinejax.target.model import Forward, TargetParams, forward, unembed
 from spinejax.target.packing import check_budget, fit, pack
@@ -112,7 +112,8 @@ def step(
   if schedule is not None:
     budget = schedule.budget
   if budget is not None:
-    check_budget(state.length_B, drafter.slots + 1, budget)
+    B, mesh = len(state.length_B), mesh_in(state.length_B)
+    check_budget(B, drafter.slots + 1, budget, mesh)
   with jax.named_scope('extend'):
     draft_cache = drafter.extend(
       drafter.cfg,

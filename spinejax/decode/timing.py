@@ -18,6 +18,7 @@ from jax import lax
 
 from spinejax.decode.loop import run_rounds
 from spinejax.decode.round import Params
+from spinejax.decode.schedule import PLAIN
 from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import Drafter, DraftModel
 from spinejax.errors import InputError
@@ -25,6 +26,7 @@ from spinejax.sharding import mesh_of, shard
 from spinejax.target.config import TargetConfig
 from spinejax.target.layers import dense
 from spinejax.target.model import KVCache, TargetParams, init_cache
+from spinejax.target.packing import check_budget
 from spinejax.verify.sampling import Sampling
 
 # Bytes; far more than the caches of a device hold.
@@ -114,7 +116,7 @@ class Bench:
 
     Raises:
       InputError: the capacity leaves no room for a block; before any of them
-        is compiled. A budget cannot be packed.
+        is compiled. Or a budget cannot be packed.
     """
     budgets = [None] * len(drafts) if budgets is None else budgets
     rows = max(draft.drafter.slots for draft in drafts) + 1
@@ -124,6 +126,10 @@ class Bench:
         f'capacity = {self._capacity}: {self._rounds} rounds of at most {rows} '
         f'rows at a context of {self._context} need {need}'
       )
+    mesh = mesh_of(self._params.embed_VD)
+    for draft, budget in zip(drafts, budgets, strict=True):
+      if budget not in (None, PLAIN):
+        check_budget(self._batch, draft.drafter.slots + 1, budget, mesh)
     programs = []
     for draft, budget in zip(drafts, budgets, strict=True):
       make, cfg = draft.drafter.init_cache, draft.drafter.cfg

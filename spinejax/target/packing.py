@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from spinejax.axes import Count_B
 from spinejax.errors import InputError
-from spinejax.sharding import DATA, mesh_in
+from spinejax.sharding import DATA
 
 
 @jax.tree_util.register_dataclass
@@ -104,25 +104,25 @@ def fit(
   return kept_B + (cut_B & (jnp.cumsum(cut_B) <= left))
 
 
-def check_budget(length_B: Count_B, rows: int, budget: int) -> None:
-  """Refuses a budget that cannot be packed, while the program is traced.
+def check_budget(batch: int, rows: int, budget: int, mesh) -> None:
+  """Refuses a budget that cannot be packed.
 
   Args:
-    length_B: any array of the batch.
+    batch: requests, done ones included.
     rows: K.
+    budget: rows in all.
+    mesh: that the requests lie on, or None.
 
   Raises:
     InputError: it has not a row for each request, or more than there are; or
       the requests lie on several devices, whose rows cannot be packed.
   """
-  B = len(length_B)
   whole = isinstance(budget, int) and not isinstance(budget, bool)
-  if not whole or not B <= budget <= B * rows:
+  if not whole or not batch <= budget <= batch * rows:
     raise InputError(
-      f'budget = {budget!r}, expected {B}..{B * rows}: {B} requests of '
-      f'{rows} rows at most'
+      f'budget = {budget!r}, expected {batch}..{batch * rows}: {batch} '
+      f'requests of {rows} rows at most'
     )
-  mesh = mesh_in(length_B)
   if mesh is not None and mesh.shape[DATA] > 1:
     raise InputError(
       f'budget = {budget}: requests lie on the mesh axis '
