@@ -108,6 +108,47 @@ def run_rounds(
   return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Watched:
+  """What a drafter said of its proposals in some rounds, and what came.
+
+  The rounds lead: confidence is [rounds, B, S], the others [rounds, B].
+  """
+
+  confidence: jax.Array
+  accepted: jax.Array
+  live: jax.Array
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('cfg', 'drafter', 'count'),
+  donate_argnames=('state',),
+)
+def watch_rounds(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  params: rounds.Params,
+  state: DecodeState,
+  sampling: Sampling,
+  count: int,
+) -> tuple[DecodeState, Watched]:
+  """`count` rounds that verify everything, and what there was to see.
+
+  Donates the state.
+  """
+
+  def body(state, _):
+    done = rounds.step(cfg, drafter, params, state, sampling)
+    seen = Watched(
+      done.proposal.confidence_BS, done.verdict.accepted_B, ~state.done_B
+    )
+    return constrain(done.state), seen
+
+  return lax.scan(body, state, length=count)
+
+
 @functools.partial(jax.jit, donate_argnames=('state',))
 def put_requests(
   state: DecodeState, new: DecodeState, slots: jax.Array

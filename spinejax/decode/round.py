@@ -103,7 +103,6 @@ def step(
       those of its anchor and of the proposals that `limit_B` and
       `target.packing.fit` leave it. None verifies every row of every request,
       those past its limit, too.
-
     schedule: chooses limits and budget, in the place of both.
 
   Raises:
@@ -136,10 +135,11 @@ def step(
     )
   packing = None
   if schedule is not None:
-    limit_B = limits(
-      schedule, proposal, state.judged_BS, state.passed_BS, ~state.done_B,
-      sampling.greedy,
-    )  # fmt: skip
+    with jax.named_scope('select'):
+      limit_B = limits(
+        schedule, proposal, state.judged_BS, state.passed_BS, ~state.done_B,
+        sampling.greedy,
+      )  # fmt: skip
   if budget is not None:
     S = drafter.slots
     limit_B = jnp.full_like(state.length_B, S) if limit_B is None else limit_B

@@ -4,7 +4,6 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from spinejax.decode import round as rounds
 from spinejax.decode.generate import start
@@ -43,9 +42,17 @@ def emitted(state):
   return [np.asarray(row)[len(p) : n].tolist() for row, p, n in rows]
 
 
-@pytest.mark.parametrize('temperature', (0.0, 0.8))
-def test_they_are_the_rounds_of_plain_decoding(temperature):
-  draft, plain = toy.dspine_model(), plain_model()
+TEMPERATURES = [0.0, 0.8, 0.0, 0.8]
+
+
+def guessing():
+  """A drafter that reads features and is often wrong."""
+  known = emitted(run(plain_model(), prefilled(plain_model()), 99))
+  return toy.oracle_model(PROMPTS, known, wrong_every=3, taps=(-1, 0))
+
+
+def test_they_are_the_rounds_of_plain_decoding():
+  draft, plain, temperature = guessing(), plain_model(), TEMPERATURES
   stops = tuple(emitted(run(plain, prefilled(plain), 99))[1][6:8])
   caps = [NEW, NEW, 7, 1]
   known = run(plain, prefilled(plain, new=caps, stop_ids=stops), 99,
@@ -69,7 +76,7 @@ def test_they_are_the_rounds_of_plain_decoding(temperature):
 
 def test_any_mixture_emits_the_same():
   """Plain, packed, scheduled and padded rounds in turn."""
-  draft = toy.dspine_model()
+  draft = guessing()
   known = emitted(run(plain_model(), prefilled(plain_model()), 99))
   schedule = Schedule.fill(2 * B, np.ones(SLOTS))
   ways = (dict(budget=PLAIN), dict(schedule=schedule), dict(budget=2 * B), {})
