@@ -37,7 +37,7 @@ _PAUSE, _LONGEST = 4, 256
 _KEPT = 0.5
 
 
-def expected_tokens(
+def tokens_a_round(
   survival_S: Sequence[float], live: int, budget: int
 ) -> float:
   """tau of a round that verifies `budget` rows of `live` requests.
@@ -65,7 +65,7 @@ def choose(
 
   Args:
     table: measured costs.
-    survival_S: see `expected_tokens`; of earlier rounds.
+    survival_S: see `tokens_a_round`; of earlier rounds.
     live: requests that are decoded, at most the table's batch.
     current: what runs now. Something else must be better by 3 %, except that
       drafting is given up as soon as it does not pay.
@@ -76,7 +76,7 @@ def choose(
   if not 1 <= live <= table.batch:
     raise InputError(f'live = {live}, expected 1..{table.batch}')
   rates = {
-    budget: expected_tokens(survival_S, live, budget) / cost
+    budget: tokens_a_round(survival_S, live, budget) / cost
     for budget, cost in [(PLAIN, table.plain), *sorted(table.drafted.items())]
   }
   best = max(rates, key=rates.get)
@@ -121,7 +121,7 @@ def begin(table: BudgetTable, slots: int, live: int) -> Control:
     live: requests.
   """
   rates = {
-    budget: expected_tokens(np.ones(slots), live, budget) / cost
+    budget: tokens_a_round(np.ones(slots), live, budget) / cost
     for budget, cost in sorted(table.drafted.items())
   }
   rounds = min(max(_TRY, -(-_COUNTED // live)), _ROUNDS)

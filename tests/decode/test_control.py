@@ -9,7 +9,7 @@ from spinejax.decode.control import (
   Control,
   begin,
   choose,
-  expected_tokens,
+  tokens_a_round,
   update,
 )
 from spinejax.decode.cost import BudgetTable
@@ -20,8 +20,8 @@ SURVIVAL = [0.8, 0.6, 0.4]
 TABLE = BudgetTable(8, 20.0, {8 * k: 30.0 + 2.5 * k for k in (2, 3, 4)})
 
 
-def test_expected_tokens():
-  found = [expected_tokens(SURVIVAL, 2, rows) for rows in (0, 2, 3, 4, 7, 8, 9)]
+def test_tokens_a_round():
+  found = [tokens_a_round(SURVIVAL, 2, rows) for rows in (0, 2, 3, 4, 7, 8, 9)]
   # Row by row, a slot of all requests before the next.
   assert found == pytest.approx([2, 2, 2.8, 3.6, 5.2, 5.6, 5.6])
 
@@ -38,7 +38,7 @@ def test_expected_tokens():
 )
 def test_choose(survival, live, best):
   rates = {
-    budget: expected_tokens(survival, live, budget) / cost
+    budget: tokens_a_round(survival, live, budget) / cost
     for budget, cost in ((PLAIN, TABLE.plain), *TABLE.drafted.items())
   }
   assert choose(TABLE, survival, live) == best == max(rates, key=rates.get)
@@ -115,7 +115,7 @@ def test_a_useless_drafter_costs_next_to_nothing():
 
 def test_a_useful_drafter_is_used_throughout():
   rate, budgets = simulate(lambda at: 0.8, lambda at: 8, 2000)
-  best = expected_tokens(0.8 ** np.arange(1, 4), 8, 32) / TABLE.drafted[32]
+  best = tokens_a_round(0.8 ** np.arange(1, 4), 8, 32) / TABLE.drafted[32]
   assert PLAIN not in budgets
   assert rate == pytest.approx(best, rel=0.02)
 
