@@ -21,6 +21,10 @@ likeliest next, and stopping at once when throughput falls, does not: what is
 known when a proposal is admitted are the proposals admitted before it. Where
 nothing is drawn (greedy), and with survival estimated from earlier rounds
 alone, any rule will do, and the global optimum is taken.
+
+Requests that share a budget share their limits, too, and with them where their
+rounds begin. So what a seed draws at a temperature above 0 depends on the
+neighbours; its law does not, and greedy tokens do not.
 """
 
 import dataclasses
