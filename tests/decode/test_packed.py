@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 from spinejax.decode import round as rounds
 from spinejax.decode.generate import start
 from spinejax.decode.loop import run_rounds
 from spinejax.decode.schedule import Schedule
-from spinejax.target.packing import fit, pack
+from spinejax.sharding import AXES
+from spinejax.target.packing import check_budget, fit, pack
 from spinejax.verify.sampling import Sampling
 from tests.decode import toy
 from tests.decode.toy import NEW, SLOTS
@@ -154,6 +156,14 @@ def test_scheduled_sampling_keeps_the_law():
   outcomes = play(markov('sparse'), groups, DRAWS, schedule=schedule)
   for setting, got in zip(groups, outcomes, strict=True):
     assert p_value(got, exact_law(setting)) > 1e-4
+
+
+def test_rows_of_requests_on_several_devices_are_refused(refused):
+  auto = (AxisType.Auto,) * 2
+  check_budget(4, 5, 8, AbstractMesh((1, 4), AXES, auto))
+  with refused('budget = 8: requests lie on the mesh axis data=2, over which '
+               'rows cannot be packed'):  # fmt: skip
+    check_budget(4, 5, 8, AbstractMesh((2, 1), AXES, auto))
 
 
 @pytest.mark.parametrize('budget', (B - 1, B * K + 1, 0, True, 7.0))
