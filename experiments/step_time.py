@@ -15,6 +15,7 @@ from spinejax import report
 from spinejax.decode import timing
 from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.round import STAGES
+from spinejax.decode.schedule import PLAIN
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.dspine import DSpineConfig
 from spinejax.drafters.loading import plain_model
@@ -55,8 +56,13 @@ def points_of(config) -> list[Point]:
         raise InputError(
           f'{field} has {value!r}, expected whole numbers >= {least}'
         )
-  for field in ('targets', 'batches', 'contexts', 'rows', 'drafters'):
-    if not config[field] and field != 'drafters':
+  for share in config.packed:
+    if not isinstance(share, float) or not 0 < share < 1:
+      raise InputError(f'packed has {share!r}, expected shares in (0, 1)')
+  for field in (
+    'targets', 'batches', 'contexts', 'rows', 'packed', 'drafters'
+  ):  # fmt: skip
+    if not config[field] and field not in ('drafters', 'packed'):
       raise InputError(f'{field} is empty, expected at least one')
     names = [
       pathlib.Path(v).name if field == 'targets' else v for v in config[field]
@@ -154,8 +160,17 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
     point.cfg, params, batch=point.batch, context=point.context,
     capacity=point.capacity, rounds=config.rounds,
   )  # fmt: skip
-  models = [plain_model(rows - 1) for rows in config.rows] + drafters
-  programs = bench.compile(models)
+  padded = [plain_model(rows - 1) for rows in config.rows] + drafters
+  profiled = drafters or padded[-1:]
+  widest = padded[config.rows.index(max(config.rows))]
+  runs = [(model, None) for model in padded]
+  for model in (widest, *drafters):
+    most = point.batch * (model.drafter.slots + 1)
+    # A row for each request at least, however small the share.
+    budgets = [max(point.batch, round(x * most)) for x in config.packed]
+    runs += [(model, budget) for budget in budgets]
+  runs += [(model, PLAIN) for model in drafters]
+  programs = bench.compile(*zip(*runs, strict=True))
   # Beside the rounds, for a CPU's speed drifts.
   reads = timing.read_ms(params, config.repeats)
   times = bench.time(programs, config.repeats)
@@ -165,20 +180,24 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
     capacity=point.capacity, dtype=config.dtype, repeats=config.repeats,
     rounds=config.rounds,
   )  # fmt: skip
-  profiled = drafters or models[-1:]
   table, parts = [], []
-  for model, program, took in zip(models, programs, times, strict=True):
-    least_ms = 1e3 * bytes_read(point, params, model) / rate
+  for (model, budget), program, took in zip(runs, programs, times, strict=True):
+    drafts = plain_model() if budget == PLAIN else model
+    least_ms = 1e3 * bytes_read(point, params, drafts) / rate
     row = settings | dict(
-      drafter=model.drafter.name, rows=model.drafter.slots + 1,
+      drafter=model.drafter.name, rows=drafts.drafter.slots + 1,
       time_ms=took.median, time_ms_low=took.low, time_ms_high=took.high,
       bandwidth_fraction=least_ms / took.median,
       weight_read_ms=statistics.median(reads),
     )  # fmt: skip
+    if budget is not None:
+      row['budget'] = budget
+      same = times[runs.index((model, None))].median
+      row['speedup_vs_padded'] = same / took.median
     if 1 in config.rows:
       row['plain_steps'] = took.median / times[config.rows.index(1)].median
     table.append(row)
-    if any(model is one for one in profiled):
+    if budget is None and any(model is one for one in profiled):
       name = f'{row["drafter"]}_batch{point.batch}_context{point.context}'
       folder = logs / f'{point.target}_{name}'
       program_text = bench.trace(program, folder)
@@ -216,6 +235,9 @@ def show(table: list[dict]) -> None:
   rounds, parts = [], {}
   for row in table:
     cells = tuple(str(row[key]) for key in place)
+    if 'budget' in row:
+      what = f'{row["budget"]} in all' if row['budget'] else 'drafter fed'
+      cells = (*cells[:-1], f'{row["rows"]}, {what}')
     if 'stage' in row:
       parts.setdefault(cells, []).append(row)
       continue
@@ -255,6 +277,18 @@ def _share(rows: list[dict], key: str, value: str) -> float:
     for row in rows
     if row.get(key) == value and ('kind' in row) == (key == 'kind')
   )
+
+
+def packing(table: list[dict]) -> list[str]:
+  """Lines on what packed rounds take, beside padded ones."""
+  return [
+    f'{row["drafter"]}, {row["budget"]} rows packed, for {row["target"]}, '
+    f'batch {row["batch"]}, context {row["context"]}: '
+    f'{1 / row["speedup_vs_padded"]:.2f} x the time of all '
+    f'{row["batch"] * row["rows"]}'
+    for row in table
+    if row.get('budget')
+  ]
 
 
 def verification(table: list[dict]) -> list[str]:
@@ -304,11 +338,11 @@ def main(config):
     f'{config.dtype}; a copy reads and writes {rate / 1e9:.0f} GB/s\n'
   )
   show(table)
-  print('\n'.join(['', *verification(table)]))
+  print('\n'.join(['', *packing(table), *verification(table)]))
   with report.Writer(logs) as writer:
     writer.config(config.to_dict())
     for row in table:
-      if 'stage' not in row:
+      if 'stage' not in row and 'budget' not in row:
         tag = '{target}/{drafter}_batch{batch}_context{context}_ms'
         writer.scalars(row['rows'], {tag.format_map(row): row['time_ms']})
   print(f'TensorBoard: tensorboard --logdir {config.tensorboard}')

@@ -54,8 +54,8 @@ BY_FIRST_AXIS = {
   },
   'data': {
     'tokens_BT', 'length_B', 'prompt_length_B', 'cap_B', 'done_B', 'anchor_B',
-    'pending_count_B', 'seed_B', 'accepted_hist_BK', 'rounds_B',
-    'temperature_B', 'top_k_B', 'top_p_B',
+    'pending_count_B', 'seed_B', 'accepted_hist_BK', 'rounds_B', 'judged_BS',
+    'passed_BS', 'temperature_B', 'top_k_B', 'top_p_B',
   },
 }  # fmt: skip
 BY_OTHERS = {

@@ -9,6 +9,7 @@ from spinejax.decode.generate import (
 from spinejax.decode.loop import capacity_bucket, prefill_chunk, run_rounds
 from spinejax.decode.request import encode_prompts
 from spinejax.decode.round import Params, Round, commit, prefill, step
+from spinejax.decode.schedule import PLAIN, Schedule
 from spinejax.decode.state import DecodeState, init_state
 
 # Not the function named like its module: it would hide it.
@@ -16,8 +17,10 @@ __all__ = [
   'Completion',
   'DecodeState',
   'Generation',
+  'PLAIN',
   'Params',
   'Round',
+  'Schedule',
   'capacity_bucket',
   'collect',
   'commit',

@@ -1,5 +1,8 @@
 """What a round costs on the machine at hand, and the block that pays best.
 
+By the rows of its block (`CostTable`), or by the rows of all requests that are
+verified packed (`BudgetTable`), which is what `decode.schedule` goes by.
+
 A wider block proposes more, and costs more to draft and to verify; how much
 more depends on the machine, the batch and the context. Where slots do not
 look ahead, a narrower block proposes the leading tokens of a wider one, so
@@ -24,6 +27,8 @@ from spinejax.verify.sampling import Sampling
 _WIDTHS = (2, 4, 6, 8, 12)
 # Rounds in a call, and calls.
 _ROUNDS, _CALLS = 4, 5
+# Of the rows of a batch, those that budgets are tried at.
+_SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +49,38 @@ class CostTable:
       width: 1e3 * self.batch * expected_tokens(survival, width) / ms
       for width, ms in self.round_ms.items()
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class BudgetTable:
+  """Cost of a round of `batch` requests by the rows verified in all.
+
+  Attributes:
+    batch: requests that the programs were compiled for.
+    plain: of a round that drafts nothing but keeps the draft cache fed.
+    drafted: of a round that drafts, by its budget.
+    unit: of all of them: 'ms' or 'joules'.
+  """
+
+  batch: int
+  plain: float
+  drafted: dict[int, float]
+  unit: str = 'ms'
+
+  def __post_init__(self):
+    if self.unit not in ('ms', 'joules'):
+      raise InputError(f'unit = {self.unit!r}, expected ms or joules')
+    if not self.drafted:
+      raise InputError('drafted is empty, expected at least one budget')
+    for budget in self.drafted:
+      if type(budget) is not int or budget < self.batch:
+        raise InputError(
+          f'drafted has a budget of {budget!r}, expected at least a row for '
+          f'each of {self.batch} requests'
+        )
+    for cost in (self.plain, *self.drafted.values()):
+      if not 0 < cost < float('inf'):  # also NaN
+        raise InputError(f'a cost of {cost!r}, expected a positive number')
 
 
 def expected_tokens(survival: Sequence[float], width: int) -> float:
@@ -147,21 +184,60 @@ def probe(
   draft.check(target)
   widths = widths_of(draft) if widths is None else widths
   models = [plain_model(), *(with_width(draft, width) for width in widths)]
-  bench = Bench(
-    target.cfg,
-    target.params,
-    batch=batch,
-    context=capacity // 2,
-    capacity=capacity,
-    rounds=_ROUNDS,
-    sampling=sampling,
-    stops=len(target.tokenizer.stop_ids),
-  )
+  bench = _bench(target, batch, capacity, _ROUNDS, sampling)
   times = bench.time(bench.compile(models), _CALLS)
   # Of so few calls the least is steadier than the median: what else runs on
   # the machine can only add.
   took = [each.low for each in times]
   return CostTable(batch, dict(zip([1, *widths], took, strict=True)))
+
+
+def _bench(target, batch, capacity, rounds, sampling) -> Bench:
+  """Rounds of the programs that decode at that batch size and capacity."""
+  return Bench(
+    target.cfg,
+    target.params,
+    batch=batch,
+    context=capacity // 2,
+    capacity=capacity,
+    rounds=rounds,
+    sampling=sampling,
+    stops=len(target.tokenizer.stop_ids),
+  )
+
+
+def budgets_of(draft: DraftModel, batch: int) -> list[int]:
+  """Budgets worth trying: a quarter to all of what a batch can verify."""
+  most = batch * (draft.drafter.slots + 1)
+  return sorted({max(batch, round(most * share)) for share in _SHARES})
+
+
+def probe_budgets(
+  target: Target,
+  draft: DraftModel,
+  batch: int,
+  capacity: int,
+  budgets: Sequence[int] | None = None,
+  sampling: Sampling | None = None,
+) -> BudgetTable:
+  """Times plain rounds and packed rounds of every budget, in turn.
+
+  Args:
+    target, draft, batch, capacity, sampling: as for `probe`.
+    budgets: rows verified in all; by default `budgets_of` the drafter.
+
+  Raises:
+    InputError: the drafter was made for another target, a budget cannot be
+      packed, or the capacity is too small for a few rounds.
+  """
+  draft.check(target)
+  budgets = budgets_of(draft, batch) if budgets is None else list(budgets)
+  # As long as it takes until the draft cache has to be fed.
+  rounds = max(_ROUNDS, draft.drafter.slots + 1)
+  bench = _bench(target, batch, capacity, rounds, sampling)
+  programs = bench.compile([draft] * (1 + len(budgets)), [0, *budgets])
+  plain, *drafted = (each.low for each in bench.time(programs, _CALLS))
+  return BudgetTable(batch, plain, dict(zip(budgets, drafted, strict=True)))
 
 
 def measure_survival(

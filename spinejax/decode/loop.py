@@ -1,7 +1,7 @@
 """The compiled forms of a round: prefill chunk and on-device loop.
 
 Every compile variant of decoding is made here: one per (target shape,
-drafter, batch, capacity bucket, greedy or not). State is donated.
+drafter, batch, capacity bucket, greedy or not, budget). State is donated.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from spinejax.decode import round as rounds
+from spinejax.decode.schedule import PLAIN, Schedule
 from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import Drafter
 from spinejax.sharding import constrain
@@ -59,7 +60,9 @@ def prefill_chunk(
 
 
 @functools.partial(
-  jax.jit, static_argnames=('cfg', 'drafter'), donate_argnames=('state',)
+  jax.jit,
+  static_argnames=('cfg', 'drafter', 'budget'),
+  donate_argnames=('state',),
 )
 def run_rounds(
   cfg: TargetConfig,
@@ -69,11 +72,18 @@ def run_rounds(
   sampling: Sampling,
   max_rounds: jax.Array,
   enough: jax.Array | None = None,
+  budget: int | None = None,
+  schedule: Schedule | None = None,
 ) -> DecodeState:
   """Rounds until every request is done, at most `max_rounds`, on the device.
 
   With `enough`, until so many requests are done. Nothing crosses to the host
   inside. Donates the state.
+
+  Args:
+    budget: rows verified in all in a round; see `round.step`. `PLAIN` drafts
+      nothing, but keeps the drafter ready; see `round.plain`.
+    schedule: what the rounds verify, in the place of a budget.
   """
 
   def unfinished(carry):
@@ -84,10 +94,59 @@ def run_rounds(
 
   def body(carry):
     state, ran = carry
-    state = rounds.step(cfg, drafter, params, state, sampling).state
+    if budget == PLAIN:
+      state, more = rounds.plain(
+        cfg, drafter, params, state, sampling,
+        lambda state, more: unfinished((state, ran + more)),
+      )  # fmt: skip
+      return constrain(state), ran + more
+    state = rounds.step(
+      cfg, drafter, params, state, sampling, budget=budget, schedule=schedule
+    ).state
     return constrain(state), ran + 1
 
   return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Watched:
+  """What a drafter said of its proposals in some rounds, and what came.
+
+  The rounds lead: confidence is [rounds, B, S], the others [rounds, B].
+  """
+
+  confidence: jax.Array
+  accepted: jax.Array
+  live: jax.Array
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=('cfg', 'drafter', 'count'),
+  donate_argnames=('state',),
+)
+def watch_rounds(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  params: rounds.Params,
+  state: DecodeState,
+  sampling: Sampling,
+  count: int,
+) -> tuple[DecodeState, Watched]:
+  """`count` rounds that verify everything, and what there was to see.
+
+  Donates the state.
+  """
+
+  def body(state, _):
+    done = rounds.step(cfg, drafter, params, state, sampling)
+    seen = Watched(
+      done.proposal.confidence_BS, done.verdict.accepted_B, ~state.done_B
+    )
+    return constrain(done.state), seen
+
+  return lax.scan(body, state, length=count)
 
 
 @functools.partial(jax.jit, donate_argnames=('state',))

@@ -5,14 +5,26 @@ notebook; `decode.loop` compiles it into an on-device loop.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from spinejax.decode.schedule import Schedule, limits
 from spinejax.decode.state import DecodeState
-from spinejax.drafters.base import Drafter, History, Proposal, TargetView
+from spinejax.drafters.base import (
+  Drafter,
+  History,
+  Proposal,
+  TargetView,
+  no_cache,
+)
+from spinejax.drafters.plain import plain as plain_drafter
+from spinejax.sharding import constrain, mesh_in
 from spinejax.target.config import TargetConfig
 from spinejax.target.model import Forward, TargetParams, forward, unembed
+from spinejax.target.packing import check_budget, fit, pack
 from spinejax.verify.chain import Verdict, verify
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 
@@ -75,6 +87,8 @@ def step(
   state: DecodeState,
   sampling: Sampling,
   limit_B: jax.Array | None = None,
+  budget: int | None = None,
+  schedule: Schedule | None = None,
 ) -> Round:
   """One round for every request that is not done.
 
@@ -85,7 +99,20 @@ def step(
     limit_B: proposals to verify, 0..S, at most; those beyond are dropped. It
       must not depend on the tokens proposed in this round, or the output law
       changes (arXiv 2607.05147, appendix A).
+    budget: static; rows that are verified in all, packed: a request takes
+      those of its anchor and of the proposals that `limit_B` and
+      `target.packing.fit` leave it. None verifies every row of every request,
+      those past its limit, too.
+    schedule: chooses limits and budget, in the place of both.
+
+  Raises:
+    InputError: the budget cannot be packed.
   """
+  if schedule is not None:
+    budget = schedule.budget
+  if budget is not None:
+    B, mesh = len(state.length_B), mesh_in(state.length_B)
+    check_budget(B, drafter.slots + 1, budget, mesh)
   with jax.named_scope('extend'):
     draft_cache = drafter.extend(
       drafter.cfg,
@@ -106,6 +133,18 @@ def step(
       round_keys(state.seed_B, position_B, Stream.DRAFT),
       sampling,
     )
+  packing = None
+  if schedule is not None:
+    with jax.named_scope('select'):
+      limit_B = limits(
+        schedule, proposal, state.judged_BS, state.passed_BS, ~state.done_B,
+        sampling.greedy,
+      )  # fmt: skip
+  if budget is not None:
+    S = drafter.slots
+    limit_B = jnp.full_like(state.length_B, S) if limit_B is None else limit_B
+    rows_B = fit(limit_B, ~state.done_B, S, budget)
+    limit_B, packing = rows_B - 1, pack(rows_B, S + 1, budget)
   if limit_B is not None:
     beyond_BS = jnp.arange(drafter.slots) >= limit_B[:, None]
     proposal = dataclasses.replace(
@@ -116,15 +155,89 @@ def step(
   )
   with jax.named_scope('verify'):
     out = forward(
-      cfg, params.target, block_BK, state.target_cache, drafter.taps
+      cfg, params.target, block_BK, state.target_cache, drafter.taps, packing
     )
-    logits_BKV = unembed(out.hidden_BQD, params.target.head_VD)
+    logits = unembed(out.hidden_BQD, params.target.head_VD)
   with jax.named_scope('accept'):
-    verdict = verify(logits_BKV, proposal, sampling, state.seed_B, position_B)
+    verdict = verify(
+      logits, proposal, sampling, state.seed_B, position_B, packing
+    )
   with jax.named_scope('commit'):
     state = dataclasses.replace(state, draft_cache=draft_cache)
     state = commit(state, proposal, verdict, out)
   return Round(state, proposal, verdict)
+
+
+def plain(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  params: Params,
+  state: DecodeState,
+  sampling: Sampling,
+  unfinished: Callable[[DecodeState, jax.Array], jax.Array],
+) -> tuple[DecodeState, jax.Array]:
+  """Rounds of plain decoding that leave the drafter ready to go on.
+
+  A round reads one row and keeps its tapped states where a drafting round
+  keeps those of its block, so that there is room for K = S + 1 rounds; then
+  the draft cache takes them all in at once. So it holds what it would hold if
+  every round had drafted, and beyond the rows of the taps that are kept a
+  plain round costs the K-th part of an extension: drafting can be taken up
+  again at any time, and nothing has to be caught up with.
+
+  Args:
+    unfinished: (state, rounds run here) -> whether to run another one.
+
+  Returns:
+    The state after K rounds at most, and how many there were.
+  """
+  with jax.named_scope('extend'):
+    draft_cache = drafter.extend(
+      drafter.cfg,
+      params.drafter,
+      state.draft_cache,
+      state.pending_BKP,
+      state.pending_count_B,
+    )
+  B, K, _ = state.pending_BKP.shape
+  # The same batch, as a drafter without slots has it.
+  alone = plain_drafter(taps=drafter.taps)
+  narrow = dataclasses.replace(
+    state,
+    draft_cache=no_cache(alone.cfg, B, 0, None),
+    pending_BKP=state.pending_BKP[:, :1],
+    pending_count_B=jnp.zeros_like(state.pending_count_B),
+    accepted_hist_BK=state.accepted_hist_BK[:, :1],
+    judged_BS=state.judged_BS[:, :0],
+    passed_BS=state.passed_BS[:, :0],
+  )
+  weights = Params(params.target, None)
+
+  def body(carry):
+    narrow, pending_BKP, ran = carry
+    narrow = step(cfg, alone, weights, narrow, sampling).state
+    pending_BKP = lax.dynamic_update_slice_in_dim(
+      pending_BKP, narrow.pending_BKP, ran, axis=1
+    )
+    return constrain(narrow), pending_BKP, ran + 1
+
+  narrow, pending_BKP, ran = lax.while_loop(
+    lambda carry: (carry[2] < K) & unfinished(carry[0], carry[2]),
+    body,
+    (narrow, state.pending_BKP, jnp.int32(0)),
+  )
+  hist_BK = jnp.concatenate(
+    [narrow.accepted_hist_BK, state.accepted_hist_BK[:, 1:]], axis=1
+  )
+  return dataclasses.replace(
+    narrow,
+    draft_cache=draft_cache,
+    pending_BKP=pending_BKP,
+    pending_count_B=narrow.length_B - state.length_B,
+    accepted_hist_BK=hist_BK,
+    judged_BS=state.judged_BS,
+    passed_BS=state.passed_BS,
+  ), ran
 
 
 def commit(
@@ -156,6 +269,10 @@ def commit(
   last_B1 = jnp.maximum(count_B - 1, 0)[:, None]
   last_B = jnp.take_along_axis(run_BK, last_B1, axis=1)[:, 0]
   live_B = ~state.done_B
+  # Of what the target accepted, whether or not a stop token or cap cuts it.
+  at_BS, accepted_B1 = at_BK[:, :S], verdict.accepted_B[:, None]
+  judged_BS = (at_BS <= accepted_B1) & (proposal.tokens_BS >= 0)
+  judged_BS &= live_B[:, None]
   length_B = state.length_B + count_B
   return dataclasses.replace(
     state,
@@ -172,4 +289,6 @@ def commit(
     accepted_hist_BK=state.accepted_hist_BK
     + (at_BK == count_B[:, None] - 1).astype(jnp.int32),
     rounds_B=state.rounds_B + live_B,
+    judged_BS=state.judged_BS + judged_BS,
+    passed_BS=state.passed_BS + (judged_BS & (at_BS < accepted_B1)),
   )

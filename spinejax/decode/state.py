@@ -34,6 +34,9 @@ class DecodeState:
     accepted_hist_BK: rounds by proposals kept, 0..S, after all cuts; so
       sum_k (k + 1) hist[k] is the number of emitted tokens.
     rounds_B: rounds run for each request.
+    judged_BS: rounds in which the proposal of a slot was judged: those before
+      it had been accepted, and it was within the limit.
+    passed_BS: of them, rounds in which it was accepted.
   """
 
   tokens_BT: jax.Array
@@ -50,6 +53,8 @@ class DecodeState:
   stop_ids_E: jax.Array
   accepted_hist_BK: jax.Array
   rounds_B: jax.Array
+  judged_BS: jax.Array
+  passed_BS: jax.Array
 
 
 def init_state(
@@ -88,4 +93,6 @@ def init_state(
     stop_ids_E=stop_ids_E,
     accepted_hist_BK=jnp.zeros((B, K), jnp.int32),
     rounds_B=zeros_B + 0,
+    judged_BS=jnp.zeros((B, K - 1), jnp.int32),
+    passed_BS=jnp.zeros((B, K - 1), jnp.int32),
   )

@@ -18,6 +18,7 @@ from jax import lax
 
 from spinejax.decode.loop import run_rounds
 from spinejax.decode.round import Params
+from spinejax.decode.schedule import PLAIN
 from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import Drafter, DraftModel
 from spinejax.errors import InputError
@@ -25,6 +26,7 @@ from spinejax.sharding import mesh_of, shard
 from spinejax.target.config import TargetConfig
 from spinejax.target.layers import dense
 from spinejax.target.model import KVCache, TargetParams, init_cache
+from spinejax.target.packing import check_budget
 from spinejax.verify.sampling import Sampling
 
 # Bytes; far more than the caches of a device hold.
@@ -42,10 +44,15 @@ class Times:
 
 @dataclasses.dataclass
 class Program:
-  """A drafter's rounds, compiled, and the drafter's cache."""
+  """A drafter's rounds, compiled, and the drafter's cache.
+
+  Attributes:
+    budget: rows that a round verifies in all, packed; None pads.
+  """
 
   draft: DraftModel
   cache: KVCache
+  budget: int | None = None
   compiled: jax.stages.Compiled | None = None
 
 
@@ -97,13 +104,21 @@ class Bench:
     self._stops = stops
     self._cache = _noisy_cache(init_cache, cfg, batch, capacity, self._dtype)
 
-  def compile(self, drafts: Sequence[DraftModel]) -> list[Program]:
+  def compile(
+    self,
+    drafts: Sequence[DraftModel],
+    budgets: Sequence[int | None] | None = None,
+  ) -> list[Program]:
     """The rounds of each drafter, ready to be timed.
+
+    Args:
+      budgets: of each, rows that a round verifies in all; see `round.step`.
 
     Raises:
       InputError: the capacity leaves no room for a block; before any of them
-        is compiled.
+        is compiled. Or a budget cannot be packed.
     """
+    budgets = [None] * len(drafts) if budgets is None else budgets
     rows = max(draft.drafter.slots for draft in drafts) + 1
     need = self._context + self._rounds + rows
     if need > self._capacity:
@@ -111,11 +126,15 @@ class Bench:
         f'capacity = {self._capacity}: {self._rounds} rounds of at most {rows} '
         f'rows at a context of {self._context} need {need}'
       )
+    mesh = mesh_of(self._params.embed_VD)
+    for draft, budget in zip(drafts, budgets, strict=True):
+      if budget not in (None, PLAIN):
+        check_budget(self._batch, draft.drafter.slots + 1, budget, mesh)
     programs = []
-    for draft in drafts:
+    for draft, budget in zip(drafts, budgets, strict=True):
       make, cfg = draft.drafter.init_cache, draft.drafter.cfg
       sizes = self._batch, self._capacity, self._dtype
-      program = Program(draft, _noisy_cache(make, cfg, *sizes))
+      program = Program(draft, _noisy_cache(make, cfg, *sizes), budget)
       program.compiled = self._lower(program).compile()
       programs.append(program)
     return programs
@@ -155,7 +174,11 @@ class Bench:
 
   def _lower(self, program: Program) -> jax.stages.Lowered:
     drafter = program.draft.drafter
-    return run_rounds.lower(self._cfg, drafter, *self._arguments(program))
+    # A program is kept by what is passed, defaults too: without a budget it is
+    # the one that `generate` runs.
+    budget = {} if program.budget is None else {'budget': program.budget}
+    arguments = self._arguments(program)
+    return run_rounds.lower(self._cfg, drafter, *arguments, **budget)
 
   def _call(self, program: Program, compiled: jax.stages.Compiled) -> float:
     """Milliseconds of a round."""

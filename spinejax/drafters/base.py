@@ -61,7 +61,10 @@ class Proposal:
   Attributes:
     tokens_BS: int32; -1 is "no proposal" and ends the run.
     law: the law the tokens were really drawn from; exactness rests on it.
-    confidence_BS: estimated acceptance of each slot; ones if there is none.
+    confidence_BS: estimated acceptance of each slot if those before it stand;
+      ones if there is none. It may depend on the tokens before the slot, but
+      where tokens are drawn not on the slot's own: what is verified may hang
+      on it (`decode.schedule`).
   """
 
   tokens_BS: jax.Array
@@ -69,10 +72,13 @@ class Proposal:
   confidence_BS: jax.Array
 
   @classmethod
-  def certain(cls, tokens_BS: jax.Array) -> 'Proposal':
+  def certain(
+    cls, tokens_BS: jax.Array, confidence_BS: jax.Array | None = None
+  ) -> 'Proposal':
     """Tokens drawn without randomness: a one-hot law."""
     ones = jnp.ones(tokens_BS.shape, jnp.float32)
-    return cls(tokens_BS, Sparse(tokens_BS[..., None], ones[..., None]), ones)
+    law = Sparse(tokens_BS[..., None], ones[..., None])
+    return cls(tokens_BS, law, ones if confidence_BS is None else confidence_BS)
 
 
 @dataclasses.dataclass(frozen=True)

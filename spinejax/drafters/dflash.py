@@ -7,7 +7,7 @@ from spinejax.drafters import backbone
 from spinejax.drafters.backbone import BackboneConfig, BackboneParams, Place
 from spinejax.drafters.base import Dense, Drafter, Proposal
 from spinejax.target import layers as nn
-from spinejax.verify.sampling import gumbel, law
+from spinejax.verify.sampling import gumbel, law, peak
 
 DFlashConfig = BackboneConfig
 DFlashParams = BackboneParams
@@ -44,12 +44,14 @@ def propose(
 
 def each_alone(logits_BSV, keys_B, sampling) -> Proposal:
   """The argmax of every slot, or a sample of each with its dense law."""
+  confidence_BS = peak(logits_BSV, sampling)
   if sampling.greedy:
-    return Proposal.certain(jnp.argmax(logits_BSV, -1).astype(jnp.int32))
+    tokens_BS = jnp.argmax(logits_BSV, -1).astype(jnp.int32)
+    return Proposal.certain(tokens_BS, confidence_BS)
   q_BSV = law(logits_BSV, sampling)
   noisy = jnp.log(q_BSV) + gumbel(keys_B, q_BSV.shape[1:])
   tokens_BS = jnp.argmax(noisy, -1).astype(jnp.int32)
-  return Proposal(tokens_BS, Dense(q_BSV), jnp.ones(tokens_BS.shape))
+  return Proposal(tokens_BS, Dense(q_BSV), confidence_BS)
 
 
 def dflash(cfg: DFlashConfig) -> Drafter:

@@ -13,6 +13,7 @@ class PlainConfig:
   slots: empty proposals. 0 is plain decoding; S gives plain decoding whose
     forward pass has the row count of a drafter with S slots, and so the same
     last bits.
+  taps: target layers whose outputs a round keeps for another drafter.
   """
 
   slots: int = 0
@@ -25,6 +26,7 @@ def propose(cfg, params, view, cache, history, anchor_B, keys_B, sampling):
   return Proposal.certain(jnp.full((anchor_B.shape[0], cfg.slots), -1))
 
 
-def plain(slots: int = 0) -> Drafter:
+def plain(slots: int = 0, taps: tuple[int, ...] = ()) -> Drafter:
   """Plain decoding as a drafter that proposes nothing."""
-  return Drafter('plain', PlainConfig(slots), no_cache, skip_features, propose)
+  cfg = PlainConfig(slots, taps)
+  return Drafter('plain', cfg, no_cache, skip_features, propose)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from spinejax.drafters.base import Dense, Proposal
 from spinejax.target import layers as nn
-from spinejax.verify.sampling import Sampling, gumbel, law
+from spinejax.verify.sampling import Sampling, gumbel, law, peak
 
 # (slot, state, token before it) -> next state, and z or None for no change.
 Step = Callable[
@@ -38,12 +38,13 @@ def choose(
   """
   B, S, V = base_BSV.shape
   noise_BSV = None if sampling.greedy else gumbel(keys_B, (S, V))
-  before_B, tokens, laws = anchor_B, [], []
+  before_B, tokens, laws, confidence = anchor_B, [], [], []
   for k in range(S):
     state, z_BE = step(k, state, before_B)
     logits_BV = base_BSV[:, k]
     if z_BE is not None:
       logits_BV = logits_BV + nn.dense(z_BE, up_VE, dtype=jnp.float32)
+    confidence.append(peak(logits_BV, sampling))
     if not sampling.greedy:
       q_BV = law(logits_BV, sampling)
       laws.append(q_BV)
@@ -52,11 +53,10 @@ def choose(
     before_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     tokens.append(before_B)
   tokens_BS = jnp.stack(tokens, axis=1)
+  confidence_BS = jnp.stack(confidence, axis=1)
   if sampling.greedy:
-    return Proposal.certain(tokens_BS)
-  return Proposal(
-    tokens_BS, Dense(jnp.stack(laws, axis=1)), jnp.ones(tokens_BS.shape)
-  )
+    return Proposal.certain(tokens_BS, confidence_BS)
+  return Proposal(tokens_BS, Dense(jnp.stack(laws, axis=1)), confidence_BS)
 
 
 def tokens_before(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from spinejax.drafters.base import Proposal, Sparse
 from spinejax.errors import InputError
 from spinejax.sharding import MODEL, mesh_in, partition
-from spinejax.verify.sampling import Sampling, gumbel
+from spinejax.verify.sampling import Sampling, gumbel, peak
 
 # Entries of the chunks in which the largest are looked for, stage by stage.
 _CHUNKS = (128, 16)
@@ -144,9 +144,17 @@ def path(
   keys_B: jax.Array,
   sampling: Sampling,
 ) -> Proposal:
-  """The walk as a proposal, with the law that it drew from."""
+  """The walk as a proposal, with the law that it drew from.
+
+  Its confidence is the best probability in the row of the chosen predecessor.
+  """
   tokens_BS, law_BSN = walk(scores_BSNN, candidates_BSN, keys_B, sampling)
+  index_BS = jnp.argmax(candidates_BSN == tokens_BS[..., None], axis=-1)
+  before_BS = jnp.pad(index_BS[:, :-1], ((0, 0), (1, 0)))
+  row_BSN = jnp.take_along_axis(
+    scores_BSNN, before_BS[..., None, None], axis=2
+  )[:, :, 0]
+  confidence_BS = peak(row_BSN, sampling)
   if sampling.greedy:
-    return Proposal.certain(tokens_BS)
-  law = Sparse(candidates_BSN, law_BSN)
-  return Proposal(tokens_BS, law, jnp.ones(tokens_BS.shape))
+    return Proposal.certain(tokens_BS, confidence_BS)
+  return Proposal(tokens_BS, Sparse(candidates_BSN, law_BSN), confidence_BS)

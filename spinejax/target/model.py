@@ -19,6 +19,7 @@ from spinejax.axes import Count_B, Embed_VD, Hidden_BQD, Tokens_BQ
 from spinejax.sharding import hint
 from spinejax.target import layers as nn
 from spinejax.target.config import TargetConfig
+from spinejax.target.packing import Packing
 
 
 @jax.tree_util.register_dataclass
@@ -54,7 +55,10 @@ class KVCache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Forward:
-  """What `forward` returns: final-normed states, tapped states, the cache."""
+  """What `forward` returns: final-normed states, tapped states, the cache.
+
+  Of a packed pass the states are [Q, D]; the tapped ones never are.
+  """
 
   hidden_BQD: jax.Array
   features_BQP: jax.Array
@@ -106,6 +110,7 @@ def forward(
   tokens_BQ: Tokens_BQ,
   cache: KVCache,
   taps: tuple[int, ...] = (),
+  packing: Packing | None = None,
 ) -> Forward:
   """Reads Q tokens a request, causally, after the cache's valid rows.
 
@@ -119,6 +124,8 @@ def forward(
       length_B + q.
     taps: layer ids i, ascending; the output of layer i is tapped (-1: the
       embedding).
+    packing: the rows that are to be read; None reads all. Of the others,
+      which no row that is read looks at, what is returned means nothing.
 
   Returns:
     States after the final norm, the tapped states joined along the width, and
@@ -136,15 +143,20 @@ def forward(
     return nn.attend(q, k_BGTC, v_BGTC, seen_BQT), k_BGTC, v_BGTC
 
   def attend(layer, i, qkv):
+    if packing is not None:
+      qkv = packing.unpack(qkv)
     mixed, k, v = block_attention(
       in_xla, qkv, cache.k[i], cache.v[i], cache.length_B, rope,
       layer.head_norms, eps=cfg.norm_eps, causal=True, append=True,
     )  # fmt: skip
     keys.append(k)
     values.append(v)
-    return mixed
+    return mixed if packing is None else packing.pack(mixed)
 
-  hidden_BQD, features_BQP = _layers(cfg, params, tokens_BQ, taps, attend)
+  tokens = tokens_BQ if packing is None else packing.pack(tokens_BQ)
+  hidden_BQD, features_BQP = _layers(cfg, params, tokens, taps, attend)
+  if packing is not None:
+    features_BQP = packing.unpack(features_BQP)
   cache = KVCache(tuple(keys), tuple(values), cache.length_B)
   return Forward(hidden_BQD, features_BQP, cache)
 
@@ -172,9 +184,10 @@ def read(
   return _layers(cfg, params, tokens_BT, taps, attend)
 
 
-def _layers(cfg, params, tokens_BQ, taps, attend):
-  """Final-normed and tapped states; `attend` mixes the rows of a layer."""
-  h = jnp.take(params.embed_VD, tokens_BQ, axis=0, mode='clip')
+def _layers(cfg, params, tokens, taps, attend):
+  """Final-normed and tapped states of tokens [B, Q], or packed ones [Q];
+  `attend` mixes the rows of a layer."""
+  h = jnp.take(params.embed_VD, tokens, axis=0, mode='clip')
   tapped = [h] if -1 in taps else []
   for i, layer in enumerate(params.layers):
     mixed = attend(layer, i, nn.fused_qkv(layer, h, cfg.norm_eps))
@@ -182,14 +195,15 @@ def _layers(cfg, params, tokens_BQ, taps, attend):
     h = h + nn.swiglu(layer, h, cfg.norm_eps)
     if i in taps:
       tapped.append(h)
-  features = tapped or [jnp.zeros((*tokens_BQ.shape, 0), h.dtype)]
+  features = tapped or [jnp.zeros((*tokens.shape, 0), h.dtype)]
   # A drafter splits them; without the hint XLA would split h for that.
-  features_BQP = hint(jnp.concatenate(features, axis=-1), 'BQ.')
-  return nn.rms_norm(h, params.norm_D, cfg.norm_eps), features_BQP
+  letters = 'BQ.' if tokens.ndim == 2 else 'Q.'
+  features = hint(jnp.concatenate(features, axis=-1), letters)
+  return nn.rms_norm(h, params.norm_D, cfg.norm_eps), features
 
 
 def unembed(hidden_BQD: Hidden_BQD, head_VD: Embed_VD) -> Float[Array, 'B Q V']:
-  """Logits, float32, of final-normed states."""
+  """Logits, float32, of final-normed states, packed or not."""
   return nn.dense(hidden_BQD, head_VD, dtype=jnp.float32)
 
 

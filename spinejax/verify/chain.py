@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from spinejax.axes import Logits_BKV, Seed_B
 from spinejax.drafters.base import Dense, Proposal, Sparse
+from spinejax.target.packing import Packing
 from spinejax.verify.sampling import (
   Sampling,
   Stream,
@@ -41,6 +42,7 @@ def verify(
   sampling: Sampling,
   seed_B: Seed_B,
   position_B: jax.Array,
+  packing: Packing | None = None,
 ) -> Verdict:
   """Which proposals stand, and the token after them.
 
@@ -51,25 +53,38 @@ def verify(
 
   Args:
     logits_BKV: the target's logits; row j follows the anchor and j proposals.
+      With a packing, [Q, V].
     proposal: S = K - 1 tokens and the law they were drawn from.
     sampling: the target's sampling settings.
     seed_B: per-request seeds.
     position_B: absolute position of the anchor; makes the randomness fresh.
+    packing: where the logits of a request's rows are. A row that was not
+      packed may be of no proposal.
   """
   if sampling.greedy:
     best_BK = jnp.argmax(logits_BKV, axis=-1).astype(jnp.int32)
+    if packing is not None:
+      best_BK = packing.unpack(best_BK)
     passed_BS = proposal.tokens_BS == best_BK[:, :-1]
     accepted_B = _run_length(passed_BS)
     return Verdict(accepted_B, _pick(best_BK, accepted_B))
-  p_BKV = law(logits_BKV, sampling)
-  tokens_BS1 = jnp.maximum(proposal.tokens_BS, 0)[..., None]
-  p_BS = jnp.take_along_axis(p_BKV[:, :-1], tokens_BS1, axis=-1)[..., 0]
+  tokens_BS = jnp.maximum(proposal.tokens_BS, 0)
+  if packing is None:
+    p_BKV = law(logits_BKV, sampling)
+    p_BS = jnp.take_along_axis(p_BKV[:, :-1], tokens_BS[..., None], axis=-1)
+    p_BS = p_BS[..., 0]
+  else:
+    p_QV = law(logits_BKV, sampling.of(packing.request_Q))
+    p_BS = p_QV[packing.place_BK[:, :-1], tokens_BS]
   q_BS = _probability(proposal)
   keys_B = round_keys(seed_B, position_B, Stream.ACCEPT)
   u_BS = jax.vmap(lambda k: jax.random.uniform(k, p_BS.shape[1:]))(keys_B)
   passed_BS = accept(u_BS, p_BS, q_BS) & (proposal.tokens_BS >= 0)
   accepted_B = _run_length(passed_BS)
-  p_BV = _pick(p_BKV, accepted_B)
+  if packing is None:
+    p_BV = _pick(p_BKV, accepted_B)
+  else:
+    p_BV = p_QV[_pick(packing.place_BK, accepted_B)]
   next_BV = residual(p_BV, proposal, accepted_B)
   noise_BV = gumbel(
     round_keys(seed_B, position_B, Stream.RESIDUAL), p_BV.shape[1:]

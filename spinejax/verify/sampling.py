@@ -80,6 +80,10 @@ class Sampling:
       greedy=not temperature_B.any(),
     )
 
+  def of(self, request_Q: jax.Array) -> 'Sampling':
+    """The settings of the request of each row."""
+    return jax.tree.map(lambda x_B: x_B[request_Q], self)
+
 
 def _per_request(field, value, batch, dtype, fits, expected) -> np.ndarray:
   """One value a request, each checked."""
@@ -108,6 +112,21 @@ def round_keys(seed_B: Seed_B, position_B: jax.Array, stream: Stream) -> Keys_B:
     return jax.random.fold_in(at, int(stream))
 
   return jax.vmap(key)(seed_B, position_B)
+
+
+def peak(logits: jax.Array, sampling: Sampling) -> jax.Array:
+  """Probability of the best entry of logits [B, ..., V], float32 [B, ...].
+
+  At the request's temperature, or at 1 where that is 0. A drafter without a
+  confidence of its own takes it for one.
+  """
+  logits = logits.astype(jnp.float32)
+  if not sampling.greedy:
+    temperature = sampling.temperature_B.reshape(
+      (-1,) + (1,) * (logits.ndim - 1)
+    )
+    logits = logits / jnp.where(temperature > 0, temperature, 1.0)
+  return jnp.exp(jnp.max(logits, -1) - jax.nn.logsumexp(logits, -1))
 
 
 def law(logits: jax.Array, sampling: Sampling) -> jax.Array:

@@ -142,3 +142,14 @@ def test_width_counts_rows_also_where_the_anchor_proposes():
   assert cost.widths_of(draft) == [2, 4, 5]
   narrow = cost.with_width(draft, 3).drafter
   assert (narrow.slots, narrow.cfg.block) == (2, 2)
+
+
+def test_probe_budgets(refused):
+  of, draft = toy.target(), ngram_model(4)
+  assert cost.budgets_of(draft, 2) == [2, 5, 8, 10]
+  assert cost.budgets_of(ngram_model(1), 3) == [3, 4, 6]
+  table = cost.probe_budgets(of, draft, 2, CAPACITY, budgets=[4])
+  assert (table.batch, table.unit, list(table.drafted)) == (2, 'ms', [4])
+  assert 0 < table.plain and 0 < table.drafted[4]
+  with refused('budget = 11, expected 2..10: 2 requests of 5 rows at most'):
+    cost.probe_budgets(of, draft, 2, CAPACITY, budgets=[11])

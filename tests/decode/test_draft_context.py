@@ -168,6 +168,36 @@ def test_every_round_drafts_from_the_context_so_far():
   assert len(kept) >= 3
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def plain_rounds(drafter, params, state, most):
+  """Some rounds that draft nothing."""
+  return rounds.plain(
+    toy.target().cfg, drafter, params, state, Sampling.make(len(PROMPTS)),
+    lambda _, ran: ran < most,
+  )[0]  # fmt: skip
+
+
+@pytest.mark.parametrize('fault', ('none', 'rows of the token before'))
+def test_drafting_is_taken_up_again_after_plain_rounds(fault):
+  """1 to K of them, behind rounds that left any number of rows pending."""
+  draft = model(known(), fault)
+  wrong, most = [], 0
+
+  def step(cfg, drafter, params, state, sampling):
+    nonlocal most
+    most = most % 5 + 1
+    between.append(plain_rounds(drafter, params, state, most))
+    return STEP(cfg, drafter, params, between[-1], sampling)
+
+  between = []
+  for _, done in decoded(prefilled(fresh_state(), draft), draft, step):
+    live_B = ~np.asarray(between[-1].done_B)
+    differ_BS = done.proposal.confidence_BS != afresh(between[-1])
+    wrong += np.asarray(differ_BS)[live_B].tolist()
+  np.testing.assert_array_equal(done.state.tokens_BT, known())
+  assert (np.mean(wrong) > 0.2) == (fault != 'none')
+
+
 @pytest.mark.parametrize('fault', FAULTS[1:])
 def test_control_wrong_context_shows(fault):
   draft = model(known(), fault)
@@ -178,8 +208,9 @@ def test_control_wrong_context_shows(fault):
 def test_control_a_tap_off_by_one_shows(monkeypatch):
   draft = model(known())
 
-  def shifted(cfg, params, tokens_BQ, cache, taps):
-    return forward(cfg, params, tokens_BQ, cache, tuple(t + 1 for t in taps))
+  def shifted(cfg, params, tokens_BQ, cache, taps, packing=None):
+    taps = tuple(t + 1 for t in taps)
+    return forward(cfg, params, tokens_BQ, cache, taps, packing)
 
   def apart(function, *static):  # from what was traced before
     return jax.jit(lambda *args: function(*args), static_argnums=static)

@@ -54,6 +54,8 @@ def random_rows(slots, stop_ids, seed=0, B=1500, V=7, T=30):
     stop_ids_E=np.asarray(stop_ids, np.int32),
     accepted_hist_BK=rng.integers(0, 9, (B, slots + 1)),
     rounds_B=rng.integers(0, 9, B),
+    judged_BS=rng.integers(0, 9, (B, slots)),
+    passed_BS=rng.integers(0, 9, (B, slots)),
   )
   state = jax.tree.map(
     lambda x: jnp.asarray(x, jnp.int32 if x.dtype == np.int64 else x.dtype),
@@ -83,6 +85,17 @@ def test_commit_against_a_loop_over_requests(slots, stop_ids):
     ends = [i + 1 for i, t in enumerate(run) if t in stop_ids]
     run = [] if old.done_B[b] else run[: min([slots + 1, *ends])]
     count, length = len(run), old.length_B[b]
+    judged, passed = old.judged_BS[b].copy(), old.passed_BS[b].copy()
+    if not old.done_B[b]:
+      for slot, token in enumerate(proposal.tokens_BS[b]):
+        if token < 0:
+          break
+        judged[slot] += 1
+        if slot == verdict.accepted_B[b]:
+          break
+        passed[slot] += 1
+    np.testing.assert_array_equal(new.judged_BS[b], judged)
+    np.testing.assert_array_equal(new.passed_BS[b], passed)
     tokens = old.tokens_BT[b].copy()
     tokens[length : length + count] = run
     hist = old.accepted_hist_BK[b].copy()

@@ -140,14 +140,15 @@ def test_sampled_law_is_that_of_the_path_that_was_drawn(run):
   )
 
 
-def test_drafter_without_confidence_head_is_always_sure(run):
+def test_drafter_without_confidence_head_goes_by_its_law(run):
   want, cache, start = next(rounds_of(run))
   cfg = dataclasses.replace(run.cfg, confidence=False)
   model = dataclasses.replace(run.model, drafter=dspark.dspark(cfg))
   silent = dataclasses.replace(run, model=model)
   proposal = silent.propose(cache, want['anchor_id'], start)
   np.testing.assert_array_equal(proposal.tokens_BS, want['proposals'])
-  np.testing.assert_array_equal(proposal.confidence_BS, np.ones((1, 5)))
+  law_BSV = jax.nn.softmax(want['corrected_logits'])
+  np.testing.assert_allclose(proposal.confidence_BS, law_BSV.max(-1), atol=ATOL)
 
 
 def test_fresh_weights_correct_little(run):

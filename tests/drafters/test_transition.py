@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from spinejax.drafters.transition import predecessors, top_candidates, walk
+from spinejax.drafters.transition import (
+  path,
+  predecessors,
+  top_candidates,
+  walk,
+)
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 
 RNG = np.random.default_rng(0)
@@ -91,6 +96,21 @@ def test_sampled_paths_follow_the_chain_of_softmax_rows():
   # The stated law is the row that the token was drawn from.
   np.testing.assert_allclose(law_BSN[:, 0], [chain[0, 0]] * B, atol=1e-6)
   np.testing.assert_allclose(law_BSN[:, 1], chain[1, index_BS[:, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize('temperature', (0.0, 0.8))
+def test_confidence_is_the_best_of_the_row_and_not_what_was_drawn(temperature):
+  B, S, N = 50, 3, 4
+  scores = RNG.normal(size=(B, S, N, N)).astype(np.float32)
+  candidates = np.broadcast_to(np.arange(S * N).reshape(S, N), (B, S, N))
+  sampling = Sampling.make(B, temperature)
+  found = path(scores, jnp.array(candidates), keys(B), sampling)
+  rows = softmax(scores / (temperature or 1.0))
+  index_BS = np.asarray(found.tokens_BS) % N
+  before_BS = np.pad(index_BS[:, :-1], ((0, 0), (1, 0)))
+  for b, j in np.ndindex(B, S):
+    best = rows[b, j, before_BS[b, j]].max()
+    np.testing.assert_allclose(found.confidence_BS[b, j], best, atol=1e-6)
 
 
 def test_temperature_is_per_request_and_zero_is_greedy():

@@ -243,6 +243,28 @@ def test_acceptance_offline_is_that_of_decoding(tmp, trained):
   assert rows[0] == rows[1] and len(rows[0]) == 2
 
 
+def test_calibrate(tmp, trained):
+  _, mine = trained
+  fields = dict(
+    target=TINY, drafters=f"('{mine}',)", prompts=f'{tmp}/lines.jsonl',
+    limit=4, max_new_tokens=6, temperatures='(0.0,)', results=tmp / 'results',
+  )  # fmt: skip
+  start = ('calibrate', '--config=configs/calibrate.py:cpu')
+  done = binaries.fork(*start, *config(**fields))
+  (row,) = results.load(succeeded(done)[-1])['metrics']
+  assert row['rounds_fitted'] >= 4 and row['rounds_held_out'] >= 4
+  for field in (
+    'slot_temperatures', 'ece_by_slot', 'ece_by_slot_calibrated',
+  ):  # fmt: skip
+    assert len(row[field]) == 3
+  for wrong, message in (
+    (dict(limit=1), 'prompts has one prompt, expected some to hold out'),
+    (dict(drafters="('ngram',)"), "drafter 'ngram' has no confidences"),
+  ):
+    done = binaries.fork(*start, *config(**fields | wrong))
+    assert (done.status, done.err) == (2, f'error: {message}\n')
+
+
 def test_two_drafters_of_one_method_keep_apart(tmp, trained):
   """Without decoding: what their rows would be called."""
   _, mine = trained

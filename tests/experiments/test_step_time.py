@@ -13,7 +13,7 @@ SMALL = dict(
   targets=f"('{TINY}',)", batches='(2,)', contexts='(30,)', rows='(1, 3)',
   drafters="('dspine', 'dflash')", rounds=4, repeats=2, name='tiny',
 )  # fmt: skip
-SHAPE = dict(layers=2, block=4, taps=1, rank=16, message=8)
+SHAPE = dict(layers=1, block=4, taps=1, rank=16, message=8)
 
 
 def run(folder, **fields) -> binaries.Done:
@@ -40,13 +40,21 @@ def test_step_time(tmp_path):
   rounds = [row for row in table if 'stage' not in row]
   assert [(row['drafter'], row['rows']) for row in rounds] == [
     ('plain', 1), ('plain', 3), ('dspine', 4), ('dflash', 4),
+    # Half the rows, then no drafts but a drafter that is kept ready.
+    ('plain', 3), ('dspine', 4), ('dflash', 4), ('dspine', 1), ('dflash', 1),
   ]  # fmt: skip
+  assert [row.get('budget') for row in rounds[4:]] == [3, 4, 4, 0, 0]
+  for row in rounds[4:]:
+    padded = next(x for x in rounds[1:] if x['drafter'] == row['drafter'])
+    assert row['speedup_vs_padded'] == padded['time_ms'] / row['time_ms']
+  assert any('3, 3 in all' in line for line in lines)
+  assert any(line.startswith('dspine, 4 rows packed, for') for line in lines)
   for row in rounds:
     assert row['time_ms_low'] <= row['time_ms'] <= row['time_ms_high']
     assert row['bandwidth_fraction'] > 0
     assert row['context'] == 30 and row['capacity'] == 128
   assert rounds[0]['plain_steps'] == 1
-  for row in rounds[2:]:
+  for row in rounds[2:4]:
     check_parts(row, table)
   # A trace of each for TensorBoard, and the scalars beside.
   logs = tmp_path / 'runs' / 'step_time' / 'tiny'
@@ -78,9 +86,10 @@ def test_without_a_drafter_the_widest_step_is_profiled(tmp_path):
   done = run(tmp_path, drafters='()', rows='(2,)')
   assert done.status == 0, done.err
   path = done.out.splitlines()[-1]
-  _, row, *parts = results.load(path)['metrics']
+  _, row, packed, *parts = results.load(path)['metrics']
   assert (row['drafter'], row['rows']) == ('plain', 2)
   assert 'plain_steps' not in row
+  assert 'busy_ms' in row and 'busy_ms' not in packed
   assert {part['rows'] for part in parts} == {2}
 
 
@@ -93,6 +102,8 @@ def test_without_a_drafter_the_widest_step_is_profiled(tmp_path):
     (dict(contexts='(1,)'), 'contexts has 1, expected whole numbers >= 2'),
     (dict(rows="('a',)"), "rows has 'a', expected whole numbers >= 1"),
     (dict(drafters="('x',)"), "drafters has 'x', expected dspine or dflash"),
+    (dict(packed='(1.5,)'), 'packed has 1.5, expected shares in (0, 1)'),
+    (dict(packed='(0.5, 0.5)'), 'packed: two are called 0.5'),
     (dict(rounds=0), 'rounds = 0, expected at least 1'),
     (dict(capacity=37), 'capacity = 37 is too small: context 30 needs 38'),
     (dict(batches='(10_000_000,)'), '..., batch 10000000, capacity 128: ...'),

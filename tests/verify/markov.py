@@ -16,6 +16,7 @@ import scipy.stats
 from jax import lax
 
 from spinejax.decode import round as rounds
+from spinejax.decode.schedule import Schedule
 from spinejax.decode.state import init_state
 from spinejax.drafters.base import (
   Dense,
@@ -94,20 +95,22 @@ class MarkovParams:
 def propose(cfg, params, view, cache, history, anchor_B, keys_B, sampling):
   """Each slot by the row of its predecessor."""
   del view, cache, history, sampling
-  slots, previous_B = [], anchor_B
+  slots, confidence, previous_B = [], [], anchor_B
   for s in range(cfg.slots):
     logits_BV = params.logits_SVV[s][jnp.maximum(previous_B, 0)]
     token_B, ids_BN, probs_BN = _slot(cfg.form, params.case, logits_BV, keys_B)
     empty_B = params.gaps & (previous_B % 2 == 1)
     token_B = jnp.where(empty_B, -1, token_B)
     slots.append((token_B, ids_BN, probs_BN))
+    # Far from the truth, which no law of the output may hang on.
+    confidence.append((1.0 + previous_B % 4) / 5)
     previous_B = token_B
     keys_B = jax.vmap(jax.random.fold_in, (0, None))(keys_B, s)
   tokens_BS, ids_BSN, probs_BSN = (
     jnp.stack(x, axis=1) for x in zip(*slots, strict=True)
   )
   q = Dense(probs_BSN) if cfg.form == 'dense' else Sparse(ids_BSN, probs_BSN)
-  return Proposal(tokens_BS, q, jnp.ones(tokens_BS.shape))
+  return Proposal(tokens_BS, q, jnp.stack(confidence, axis=1))
 
 
 def _slot(form, case, logits_BV, keys_B):
@@ -148,13 +151,15 @@ def markov(kind: str, gaps: bool = False) -> tuple[Drafter, MarkovParams]:
   return Drafter(form, cfg, no_cache, skip_features, propose), params
 
 
-def run(drafter, params, state, sampling, limited):
+def run(drafter, params, state, sampling, limited, schedule):
   """Prefill and as many rounds as there are tokens to emit."""
 
   def body(_, state):
     ragged_B = (state.seed_B + state.length_B) % (drafter.slots + 1)
     limit_B = jnp.where(limited, ragged_B, drafter.slots)
-    return rounds.step(TARGET, drafter, params, state, sampling, limit_B).state
+    return rounds.step(
+      TARGET, drafter, params, state, sampling, limit_B, schedule=schedule
+    ).state
 
   state = rounds.prefill(TARGET, drafter, params, state, len(PROMPT) - 1)
   return lax.fori_loop(0, EMITTED, body, state)
@@ -170,6 +175,7 @@ def play(
   stop_ids: tuple[int, int] = (-1, -1),
   limited: bool = False,
   patched: bool = False,
+  schedule: Schedule | None = None,
 ) -> list[np.ndarray]:
   """Outcomes (see `outcome`) of the requests of every group, in equal parts.
 
@@ -178,6 +184,7 @@ def play(
     draws: requests of all groups together.
     limited: let the proposals to verify differ by request and round.
     patched: trace the code anew.
+    schedule: what to verify, packed.
   """
   drafter, params = draft
   part_B = np.arange(draws) % len(groups)
@@ -214,6 +221,7 @@ def play(
       state,
       sampling,
       jnp.bool(limited),
+      schedule,
     )
   )
   assert state.done_B.all()

@@ -1,0 +1,143 @@
+"""Which budget is chosen, and what a policy that cannot see costs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from spinejax.decode.control import (
+  Control,
+  begin,
+  choose,
+  tokens_a_round,
+  update,
+)
+from spinejax.decode.cost import BudgetTable
+from spinejax.decode.schedule import PLAIN
+
+SURVIVAL = [0.8, 0.6, 0.4]
+# A drafting round of 8 requests: 10 to draft, and to verify by the row.
+TABLE = BudgetTable(8, 20.0, {8 * k: 30.0 + 2.5 * k for k in (2, 3, 4)})
+
+
+def test_tokens_a_round():
+  found = [tokens_a_round(SURVIVAL, 2, rows) for rows in (0, 2, 3, 4, 7, 8, 9)]
+  # Row by row, a slot of all requests before the next.
+  assert found == pytest.approx([2, 2, 2.8, 3.6, 5.2, 5.6, 5.6])
+
+
+@pytest.mark.parametrize(
+  'survival, live, best',
+  (
+    (SURVIVAL, 8, 32),
+    ([0.0, 0.0, 0.0], 8, PLAIN),
+    ([0.9, 0.05, 0.0], 8, 16),
+    (SURVIVAL, 2, 16),  # rows that nobody fills
+    ([0.5, 0.25, 0.1], 8, PLAIN),
+  ),
+)
+def test_choose(survival, live, best):
+  rates = {
+    budget: tokens_a_round(survival, live, budget) / cost
+    for budget, cost in ((PLAIN, TABLE.plain), *TABLE.drafted.items())
+  }
+  assert choose(TABLE, survival, live) == best == max(rates, key=rates.get)
+
+
+def test_choose_does_not_follow_every_breath():
+  level = BudgetTable(1, 10.0, {2: 16.0, 4: 20.0})
+  by = 1.02  # less than the margin
+  assert choose(level, [1.0], 1, current=2) == 2
+  assert choose(level, [0.6 * by], 1, current=2) == 2
+  assert choose(level, [0.6 * by], 1, current=PLAIN) == PLAIN
+  assert choose(level, [0.6 * 1.1], 1, current=PLAIN) == 2
+  # It is given up as soon as it does not pay.
+  assert choose(level, [0.59], 1, current=2) == PLAIN
+  two = [0.7, 0.45, 0.0]
+  assert choose(level, two, 1) == 4
+  assert choose(level, two, 1, current=2) == 2
+
+
+def test_bad_tables(refused):
+  with refused("unit = 's', expected ms or joules"):
+    BudgetTable(1, 1.0, {1: 1.0}, 's')
+  with refused('drafted is empty, expected at least one budget'):
+    BudgetTable(1, 1.0, {})
+  with refused(
+    'drafted has a budget of 3, expected at least a row for each of 4 requests'
+  ):
+    BudgetTable(4, 1.0, {3: 1.0})
+  with refused('a cost of nan, expected a positive number'):
+    BudgetTable(1, float('nan'), {1: 1.0})
+  for live in (0, 9):
+    with refused(f'live = {live}, expected 1..8'):
+      choose(TABLE, SURVIVAL, live)
+
+
+def simulate(acceptance, live, rounds, seed=0):
+  """Tokens and cost of a policy that meets a drafter of that acceptance.
+
+  Args:
+    acceptance: of every slot, at each round.
+    live: requests, at each round.
+  """
+  rng = np.random.default_rng(seed)
+  state, at, tokens, cost = begin(TABLE, 3, live(0)), 0, 0, 0.0
+  budgets = []
+  while at < rounds:
+    judged_S, passed_S = np.zeros(3, int), np.zeros(3, int)
+    for _ in range(state.rounds):
+      n, budget = live(at), state.budget
+      budgets.append(budget)
+      cost += TABLE.plain if budget == PLAIN else TABLE.drafted[budget]
+      tokens += n
+      if budget != PLAIN:
+        verified = np.clip((budget - n) // n, 0, 3)
+        for _ in range(n):
+          for slot in range(verified):
+            judged_S[slot] += 1
+            if rng.random() >= acceptance(at):
+              break
+            passed_S[slot] += 1
+            tokens += 1
+      at += 1
+    state = update(TABLE, state, judged_S, passed_S, live(at))
+  return tokens / cost, budgets
+
+
+def test_a_useless_drafter_costs_next_to_nothing():
+  rate, budgets = simulate(lambda at: 0.05, lambda at: 8, 20_000)
+  plain = 8 / TABLE.plain
+  assert rate > 0.99 * plain
+  # It is tried again all the same.
+  assert 3 < sum(b != PLAIN for b in budgets[1000:]) < 200
+
+
+def test_a_useful_drafter_is_used_throughout():
+  rate, budgets = simulate(lambda at: 0.8, lambda at: 8, 2000)
+  best = tokens_a_round(0.8 ** np.arange(1, 4), 8, 32) / TABLE.drafted[32]
+  assert PLAIN not in budgets
+  assert rate == pytest.approx(best, rel=0.02)
+
+
+def test_it_follows_the_acceptance():
+  _, budgets = simulate(
+    lambda at: 0.05 if at < 1000 else 0.9, lambda at: 8, 4000
+  )
+  assert budgets[500:1000].count(PLAIN) > 470
+  assert budgets[3000:].count(PLAIN) == 0
+
+
+def test_it_follows_the_load_at_once():
+  """Of eight requests no budget pays at this acceptance, of two one does."""
+  counts = (1000.0, 500.0, 250.0), (500.0, 250.0, 125.0)
+  state = Control(PLAIN, 16, *counts, pause=64, left=60)
+  same = update(TABLE, state, [0] * 3, [0] * 3, live=8)
+  assert same == dataclasses.replace(state, left=59)
+  fewer = update(TABLE, state, [0] * 3, [0] * 3, live=2)
+  assert (fewer.budget, fewer.pause) == (16, 0)
+
+
+def test_without_requests_nothing_is_decided():
+  state = begin(TABLE, 3, 8)
+  assert update(TABLE, state, [9, 9, 9], [0, 0, 0], live=0) is state
