@@ -19,11 +19,12 @@ from spinejax.drafters.base import DraftModel
 from spinejax.drafters.dspine import DSpineConfig
 from spinejax.drafters.loading import plain_model
 from spinejax.drafters.shape import drafter_config
+from spinejax.energy import cost
 from spinejax.errors import InputError
 from spinejax.report import profile
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import target_config
-from spinejax.target.memory import available_bytes, kv_bytes, memory_table
+from spinejax.target.memory import available_bytes, memory_table
 from spinejax.target.model import TargetParams, random_params
 from spinejax.train.objectives import OBJECTIVES
 
@@ -127,27 +128,6 @@ def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
   return DraftModel(objective.drafter(cfg), shapes)
 
 
-def bytes_read(point: Point, params: TargetParams, draft: DraftModel) -> int:
-  """Bytes that a round cannot do without: weights once, keys and values.
-
-  Of tables of which a few rows are read (embedding, token codes), none.
-  """
-
-  def size(tree) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(tree))
-
-  head = params.head_VD
-  total = size((params.layers, params.norm_D, head))
-  total += kv_bytes(point.cfg, point.batch, point.context, head.dtype)
-  if draft.params is not None:
-    codes_VR = getattr(draft.params, 'codes_VR', None)
-    total += size(draft.params) - size(codes_VR)
-    total += head.nbytes  # to draft, and once more to verify
-    shape = draft.drafter.cfg
-    total += kv_bytes(shape, point.batch, point.context, head.dtype)
-  return total
-
-
 def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
   """Metric rows of one point: whole rounds first, then their parts."""
   bench = timing.Bench(
@@ -168,9 +148,14 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
   profiled = drafters or models[-1:]
   table, parts = [], []
   for model, program, took in zip(models, programs, times, strict=True):
-    least_ms = 1e3 * bytes_read(point, params, model) / rate
+    rows, drafter = model.drafter.slots + 1, model.drafter.cfg
+    sizes = point.batch, point.context
+    need = cost.step(point.cfg, *sizes, rows, dtype=config.dtype) + cost.draft(
+      drafter, model.params, point.cfg, *sizes, dtype=config.dtype
+    )
+    least_ms = 1e3 * need.bytes / rate
     row = settings | dict(
-      drafter=model.drafter.name, rows=model.drafter.slots + 1,
+      drafter=model.drafter.name, rows=rows,
       time_ms=took.median, time_ms_low=took.low, time_ms_high=took.high,
       bandwidth_fraction=least_ms / took.median,
       weight_read_ms=statistics.median(reads),
