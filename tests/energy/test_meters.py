@@ -1,0 +1,212 @@
+"""Meters on fake devices: what is read, and what is refused."""
+
+import sys
+import time
+import types
+
+import jax.numpy as jnp
+import pytest
+
+from spinejax.energy import meters
+from spinejax.energy.meters import Recorder, Source, Window
+from spinejax.energy.trace import Energy
+
+zeus = pytest.importorskip('zeus.device')
+
+
+class Gpu:
+  """A GPU that draws 300 W; in milliwatts and millijoules, as NVML says."""
+
+  supported, limit = True, 700e3
+
+  def __init__(self):
+    self.began = time.time()
+
+  def supports_get_total_energy_consumption(self):
+    return self.supported
+
+  def get_power_management_limit(self):
+    return self.limit
+
+  def get_name(self):
+    return 'Toy'
+
+  def get_total_energy_consumption(self):
+    return 1e3 * 300 * (time.time() - self.began)
+
+  def get_instant_power_usage(self):
+    return 300e3
+
+
+def with_gpus(monkeypatch, *gpus):
+  monkeypatch.setattr(
+    zeus, 'get_gpus', lambda: types.SimpleNamespace(gpus=gpus)
+  )
+
+
+def test_gpu_by_its_counter(monkeypatch):
+  with_gpus(monkeypatch, Gpu())
+  with meters.open_meter('gpu') as meter:
+    assert meter.source == 'energy counter of Toy'
+    assert meter.period_s == 0.1
+    window = meters.idle(1.0, 0.2)
+    reading = meter.energy(window.start, window.end)
+  assert reading.watts == pytest.approx(300, rel=0.02)
+  assert reading.integrated == pytest.approx(reading.joules, rel=0.02)
+
+
+def test_no_gpu_is_no_zero(monkeypatch, refused):
+  with_gpus(monkeypatch)
+  with refused('meter gpu: zeus found no GPU'):
+    meters.open_meter('gpu')
+  one = Gpu()
+  with_gpus(monkeypatch, one)
+  with refused('meter gpu: GPU 3, expected one of the 1 there are'):
+    meters.gpu(3)
+  one.supported = False
+  with refused('meter gpu: GPU 0 has no energy counter'):
+    meters.gpu()
+
+
+def test_errors_of_the_driver_are_one_line(monkeypatch, refused):
+  from zeus.device.gpu import ZeusGPUNotSupportedError
+
+  def unable():
+    raise ZeusGPUNotSupportedError('Not\nSupported')
+
+  one = Gpu()
+  with_gpus(monkeypatch, one)
+  monkeypatch.setattr(one, 'get_instant_power_usage', unable)
+  with refused('Not Supported'):
+    meters.open_meter('gpu')
+
+
+def test_this_machine_has_no_gpu(refused):
+  if meters.jax.default_backend() != 'cpu':
+    pytest.skip('it has one')
+  with refused('meter gpu: ...'):
+    meters.open_meter('gpu')
+
+
+def test_without_zeus(monkeypatch, refused):
+  monkeypatch.setitem(sys.modules, 'zeus.device', None)
+  with refused("meter gpu: zeus is missing, install it: pip install '...'"):
+    meters.open_meter('gpu')
+
+
+def package(name, cpu_mj, dram_mj):
+  answer = types.SimpleNamespace(cpu_mj=cpu_mj, dram_mj=dram_mj)
+  return types.SimpleNamespace(
+    rapl_file=types.SimpleNamespace(name=name),
+    get_total_energy_consumption=lambda: answer,
+  )
+
+
+def test_cpu_counts_each_package_once(monkeypatch, refused):
+  there = [package('package-0', 2e3, 1e3), package('package-1', 4e3, None),
+           package('psys', 99e3, None)]  # fmt: skip
+  handle = types.SimpleNamespace(cpus=there)
+  monkeypatch.setattr(zeus, 'get_cpus', lambda: handle)
+  source = meters.cpu()
+  assert source.name == 'RAPL of 2 packages'
+  assert source.read() == (7.0, None)
+  handle.cpus = there[2:]
+  with refused('meter cpu: RAPL names no package'):
+    meters.cpu()
+
+
+def test_cpu_without_rapl_says_so(monkeypatch, refused):
+  from zeus.device.cpu.common import ZeusCPUInitError
+
+  def unable():
+    raise ZeusCPUInitError('RAPL unavailable')
+
+  monkeypatch.setattr(zeus, 'get_cpus', unable)
+  with refused('meter cpu: RAPL unavailable'):
+    meters.open_meter('cpu')
+
+
+def test_no_meter(refused, tmp_path):
+  with refused(
+    'meter tpu: TPUs publish neither power nor energy; give csv:...'
+  ):
+    meters.open_meter('tpu')
+  with refused("meter = 'watt', expected gpu, cpu or csv:<file>"):
+    meters.open_meter('watt')
+  with refused(f'{tmp_path}/none.csv: No such file or directory'):
+    meters.open_meter(f'csv:{tmp_path}/none.csv')
+  with refused('poll_s = 0.01, expected at least 0.05'):
+    Recorder(Source('toy', lambda: (1.0, 1.0), 0.1), poll_s=0.01)
+  with refused('toy: neither a counter nor power'):
+    Recorder(Source('toy', lambda: (None, None), 0.1))
+
+
+def test_a_reading_that_fails_later_is_told(refused):
+  answers = iter([(1.0, 5.0), (2.0, 5.0)])
+
+  def read():
+    for answer in answers:
+      return answer
+    raise OSError('gone')
+
+  with Recorder(Source('toy', read, 0.1)) as meter:
+    time.sleep(0.2)
+    with refused('toy: reading failed: gone'):
+      meter.energy(0, 9)
+
+
+def test_the_first_reading_is_not_kept():
+  # codecarbon PR 401: it may cover all time since the device was asked last.
+  answers = iter([(0.0, 9e9)])
+  source = Source('toy', lambda: next(answers, (1.0, 5.0)), 0.1)
+  with Recorder(source) as meter:
+    time.sleep(0.12)
+    assert set(meter.trace().watts_N) == {5.0}
+
+
+def test_csv_is_waited_for(tmp_path):
+  path = tmp_path / 'power.csv'
+  now = time.time()
+
+  def write(seconds):
+    lines = [f'{now + t / 10},250' for t in range(int(10 * seconds))]
+    path.write_text('\n'.join(['time,watts', *lines]) + '\n')
+
+  write(1)
+  meter = meters.open_meter(f'csv:{path}')
+  write(5)  # its writer went on
+  assert meter.energy(now + 1, now + 4).watts == pytest.approx(250)
+
+
+def test_steady_calls_surround_the_window():
+  log = []
+
+  def call():
+    log.append(time.time())
+    time.sleep(0.02)
+    return jnp.zeros(1)
+
+  window = meters.steady(call, seconds=0.2, settle=0.1)
+  assert window.end - window.start >= 0.2
+  inside = [t for t in log if window.start <= t < window.end]
+  assert len(inside) == window.calls
+  assert window.start - log[0] >= 0.1
+  assert log[-1] >= window.end
+
+
+class Toy:
+  """600 W while busy; idle at 100 W before and 140 W after."""
+
+  source, period_s = 'toy', 0.1
+
+  def energy(self, start, end, busy=True):
+    watts = 600 if busy else 100 if start < 10 else 140
+    return Energy(watts * (end - start), end - start, None)
+
+
+def test_gross_and_net():
+  idles = Window(0, 2, 0), Window(20, 22, 0)
+  found = meters.read(Toy(), Window(11, 15, 8), idles)
+  assert found.seconds == 0.5 and found.gross == 300
+  assert found.idle_watts == 120 and found.net == 300 - 60
+  assert found.watts == 600 and found.integrated is None
