@@ -7,7 +7,9 @@ so without one their joules can only be modelled (`energy.modelled`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -39,8 +41,22 @@ class Meter(Protocol):
   def energy(self, start: float, end: float, busy: bool = True) -> Energy:
     """See `trace.energy`; times are those of `time.time`."""
 
+  def state(self) -> dict[str, float]:
+    """What else the device tells at this moment, for a metric row."""
 
-class TraceMeter:
+
+class _Ready(contextlib.AbstractContextManager):
+  """Needs nothing to begin or to end."""
+
+  def __exit__(self, *_) -> None:
+    pass
+
+  def state(self) -> dict[str, float]:
+    """Nothing is known."""
+    return {}
+
+
+class TraceMeter(_Ready):
   """A meter that has recorded everything already."""
 
   def __init__(self, trace: Trace):
@@ -52,7 +68,7 @@ class TraceMeter:
     return traces.energy(self._trace, start, end, busy)
 
 
-class CsvMeter:
+class CsvMeter(_Ready):
   """Power that something else writes to a CSV while the work runs."""
 
   def __init__(self, path: str):
@@ -79,15 +95,17 @@ class Source:
     read: joules and watts at this moment, either None.
     period_s: how often they are renewed.
     most_watts: what the device may draw.
+    state: what else it tells.
   """
 
   name: str
   read: Callable[[], tuple[float | None, float | None]]
   period_s: float
   most_watts: float = math.inf
+  state: Callable[[], dict[str, float]] = dict
 
 
-class Recorder:
+class Recorder(contextlib.AbstractContextManager):
   """Reads a source in the background, from `with` to its end."""
 
   def __init__(self, source: Source, poll_s: float = _POLL):
@@ -117,6 +135,10 @@ class Recorder:
   def __exit__(self, *_) -> None:
     self._stop.set()
     self._thread.join()
+
+  def state(self) -> dict[str, float]:
+    """Temperature and clocks, where the device tells them."""
+    return self._of.state()
 
   def trace(self) -> Trace:
     """What was recorded so far.
@@ -182,8 +204,21 @@ def gpu(index: int = 0) -> Source:
     joules = _zeus_call(one.get_total_energy_consumption) / 1e3
     return joules, _zeus_call(one.get_instant_power_usage) / 1e3
 
+  def state():
+    import pynvml  # a requirement of zeus, for what zeus lacks
+
+    clock = functools.partial(pynvml.nvmlDeviceGetClockInfo, one.handle)
+    try:
+      return dict(
+        celsius=_zeus_call(one.get_gpu_temperature),
+        core_mhz=clock(pynvml.NVML_CLOCK_SM),
+        processes=len(pynvml.nvmlDeviceGetComputeRunningProcesses(one.handle)),
+      )
+    except pynvml.NVMLError:
+      return {}  # some containers are not told
+
   name = f'energy counter of {_zeus_call(one.get_name)}'
-  return Source(name, read, _NVML_PERIOD, limit)
+  return Source(name, read, _NVML_PERIOD, limit, state)
 
 
 def cpu() -> Source:
@@ -268,7 +303,12 @@ class Window:
   calls: int
 
 
-def steady(call: Callable[[], Any], seconds: float, settle: float) -> Window:
+def steady(
+  call: Callable[[], Any],
+  seconds: float,
+  settle: float,
+  around: Callable[[], Any] | None = None,
+) -> Window:
   """Runs calls back to back, and a window inside which nothing else ran.
 
   Calls go on before the window (`settle`: clocks, power and its readings
@@ -277,12 +317,14 @@ def steady(call: Callable[[], Any], seconds: float, settle: float) -> Window:
 
   Args:
     call: starts the work; what it returns is waited for.
-    seconds: of the window, at least.
+    seconds: of the window, at least; it has one call at least.
     settle: seconds before it.
+    around: what runs before and after, if not the same.
   """
+  around = call if around is None else around
   began = time.time()
   while True:
-    jax.block_until_ready(call())
+    jax.block_until_ready(around())
     start = time.time()
     if start - began >= settle:
       break
@@ -290,7 +332,7 @@ def steady(call: Callable[[], Any], seconds: float, settle: float) -> Window:
   while (end := time.time()) - start < seconds or not calls:
     jax.block_until_ready(call())
     calls += 1
-  jax.block_until_ready(call())
+  jax.block_until_ready(around())
   return Window(start, end, calls)
 
 
@@ -304,42 +346,46 @@ def idle(seconds: float, settle: float) -> Window:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """Joules of one call in a window, before and after idle is taken off.
+  """What one call in a window took.
 
   Attributes:
-    gross: of a call.
-    net: without what the idle device would have drawn in that time.
+    joules: of a call, idle power included.
     seconds: of a call.
     watts: while it ran.
-    idle_watts: mean of before and after, by the same meter.
-    integrated: gross by integrated power, or None.
+    integrated: the joules by integrated power, or None.
   """
 
-  gross: float
-  net: float
+  joules: float
   seconds: float
   watts: float
-  idle_watts: float
   integrated: float | None
 
+  def net(self, idle_watts: float) -> float:
+    """Joules of a call without what the idle device draws in that time.
 
-def read(meter: Meter, window: Window, idles: tuple[Window, ...]) -> Reading:
-  """Joules of a call.
+    Args:
+      idle_watts: by the same meter, before and after.
+    """
+    return self.joules - idle_watts * self.seconds
 
-  Args:
-    idles: windows before and after.
+
+def read(meter: Meter, window: Window) -> Reading:
+  """What a call of a steady window took.
 
   Raises:
     InputError: see `trace.energy`.
   """
-  found = meter.energy(window.start, window.end)
-  watts = float(
-    np.mean([meter.energy(w.start, w.end, busy=False).watts for w in idles])
-  )
-  each = found.seconds / window.calls
-  gross = found.joules / window.calls
-  by_power = found.integrated
+  found, calls = meter.energy(window.start, window.end), window.calls
+  by_power = None if found.integrated is None else found.integrated / calls
   return Reading(
-    gross, gross - watts * each, each, found.watts, watts,
-    None if by_power is None else by_power / window.calls,
-  )  # fmt: skip
+    found.joules / calls, found.seconds / calls, found.watts, by_power
+  )
+
+
+def idle_watts(meter: Meter, window: Window) -> float:
+  """Power of a window in which nothing ran.
+
+  Raises:
+    InputError: see `trace.energy`.
+  """
+  return meter.energy(window.start, window.end, busy=False).watts

@@ -195,18 +195,16 @@ def test_steady_calls_surround_the_window():
 
 
 class Toy:
-  """600 W while busy; idle at 100 W before and 140 W after."""
-
-  source, period_s = 'toy', 0.1
+  """600 W while busy; idle at 100 W."""
 
   def energy(self, start, end, busy=True):
-    watts = 600 if busy else 100 if start < 10 else 140
-    return Energy(watts * (end - start), end - start, None)
+    joules = (600 if busy else 100) * (end - start)
+    return Energy(joules, end - start, 1.1 * joules if busy else None)
 
 
 def test_gross_and_net():
-  idles = Window(0, 2, 0), Window(20, 22, 0)
-  found = meters.read(Toy(), Window(11, 15, 8), idles)
-  assert found.seconds == 0.5 and found.gross == 300
-  assert found.idle_watts == 120 and found.net == 300 - 60
-  assert found.watts == 600 and found.integrated is None
+  found = meters.read(Toy(), Window(11, 15, 8))
+  assert found.seconds == 0.5 and found.joules == 300 and found.watts == 600
+  assert found.integrated == pytest.approx(330)
+  idle = meters.idle_watts(Toy(), Window(20, 22, 0))
+  assert idle == 100 and found.net(idle) == 300 - 50

@@ -94,8 +94,8 @@ CASES = {
   'zero power': (spoilt(50, 0.0, 'watts_N'), (2, 5), 'power of zero or ...'),
   # compute-runtime #938: a dip, then 3.69 TW by wrapping around.
   'dip': (spoilt(50, 3.0), (2, 5), 'the counter falls by ... J at sample 50'),
-  'wrap': (spoilt(slice(50, None), 2**64 / 1e6, add=True), (2, 5), '... W on average, '
-           'expected more than 0 and at most 700 W'),
+  'wrap': (spoilt(slice(50, None), 2**64 / 1e6, add=True), (2, 5),
+           '... W on average, expected more than 0 and at most 700 W'),
   # zeus #113: stuck, wholly or nearly.
   'stuck': (recorded(flat, joules_N=np.full(240, 9.0)), (2, 5), 'the counter '
             'moved 0 times in 3 s, expected about 30'),
