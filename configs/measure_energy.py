@@ -6,12 +6,13 @@ reading prompts of a few lengths, and decoding from a few contexts, in the
 batch that memory allows up to `max_batch` (recorded). Requests of all pairs of
 `lengths` are composed from them; those of `whole` are also run as they are,
 and must agree within 5 %.
-Hardware: one GPU. An H200 takes about 95 s a model with two repeats (40 s to
-compile 4 programs side by side, 14 windows of 4 s), 65 s with one. 15 models
-and 6 whole requests with one repeat: 19 minutes; in calls of at most 10:
-  1. --config.budget_minutes=9.3   (8 models)
-  2. the same again                (the other 7, and the whole requests)
-  3. --config.repeats=2, the same again, as far as the time goes
+Hardware: one GPU. Expected on an H200, a model: 5 programs compiled side by
+side in 20-30 s, 8 windows of 4.5 s, caches and idle 8 s: 70 s. 15 models and 6
+whole requests: 18 minutes, in calls of at most 10:
+  1. as it is                                   (7 or 8 models)
+  2. the same again                             (the others)
+  3. --config.repeats=2 --config.budget_minutes=5  (second windows, while the
+     time lasts)
 Each call goes on where the last one stopped, and ends with the table of
 requests as far as there are models.
 Numbers: <results>/measure_energy/<name>.json, and <name>.csv for
@@ -44,16 +45,16 @@ def get_config(variant: str = 'gpu'):
   c.dtype = 'float32' if cpu else 'bfloat16'
 
   # Caches hold requests of so many tokens; short requests get more of them.
-  c.capacities = (128, 320) if cpu else (1152, 8256)
+  c.capacities = (128, 320) if cpu else (1152, 2304, 8256)
   c.max_batch = 2 if cpu else 1024
   c.memory = 0.8  # share of the memory that weights leave, for caches
   # Steady pieces. Prompts of a length are read so many tokens at a time.
   c.prompts = (32, 128) if cpu else (512, 4096)
   c.prompt_tokens = 128 if cpu else 8192
-  # Contexts that decoding starts at, for each capacity.
-  c.contexts = (
-    ((16, 96), (96, 224)) if cpu else ((64, 1024), (1024, 4096, 8064))
-  )
+  # Contexts that decoding starts at, two or more for each capacity.
+  c.contexts = ((16, 96), (96, 224))
+  if not cpu:
+    c.contexts = ((64, 1024), (512, 2048), (1024, 8064))
   c.rounds = 8 if cpu else 64  # steps in a call
   c.seconds = 3.0  # of a window, at least
   c.settle = 0.7  # before it: clocks, power and its readings settle

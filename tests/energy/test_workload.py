@@ -82,7 +82,7 @@ def test_tiers(refused):
 
 
 def pieces(prefill, step, idle=0.0):
-  """Rows of pieces that take prefill(I) and step(c) joules a request."""
+  """Rows of pieces: prefill(I) joules a prompt, step(B, c) a whole step."""
   rows = [dict(kind='idle', watts=idle)]
   for tokens in (64, 512):
     rows.append(dict(
@@ -90,11 +90,10 @@ def pieces(prefill, step, idle=0.0):
       joules=4 * prefill(tokens), seconds=tokens,
     ))  # fmt: skip
   for longest, batch in ((600, 8), (2000, 2)):
-    for tokens in (0, longest):
+    for context in (10.5, longest / 2):
       rows.append(dict(
-        kind='decode', longest=longest, batch=batch, tokens=tokens, rounds=10,
-        context=tokens + 4.5, joules=10 * batch * step(tokens + 4.5, longest),
-        seconds=10 * batch,
+        kind='decode', longest=longest, batch=batch, tokens=context, rounds=10,
+        context=context, joules=10 * step(batch, context), seconds=10 * batch,
       ))  # fmt: skip
   return rows
 
@@ -103,27 +102,29 @@ def test_composition_by_hand():
   def prefill(tokens):
     return 0.5 * tokens + 1e-3 * tokens**2
 
-  def step(context, longest):
-    return (2 if longest == 600 else 3) + 0.01 * context
+  def step(batch, context):  # weights, products, keys and values
+    return 7 + 2 * batch + 0.01 * batch * context
 
   rows = pieces(prefill, step)
   law = measured(rows, 'joules')
-  for prompt, output, batch, base in ((200, 300, 8, 2), (500, 900, 2, 3)):
-    joules, found = law.request(prompt, output)
-    steps = output * base + 0.01 * (prompt * output + output * (output - 1) / 2)
-    assert joules == pytest.approx(prefill(prompt) + steps)
-    assert found == batch
+  assert law.longest == 2000 and law.tokens == 4800
+  # As many as fit, no more than were measured.
+  for prompt, output, batch in ((100, 60, 8), (500, 460, 5), (512, 1400, 2)):
+    assert law.batch(prompt, output) == batch
+    steps = sum(step(batch, prompt + t) for t in range(output)) / batch
+    assert law.request(prompt, output) == pytest.approx(prefill(prompt) + steps)
+  steps = sum(step(3, 100 + t) for t in range(60)) / 3
+  assert law.request(100, 60, 3) == pytest.approx(prefill(100) + steps)
   # Repeats count half each.
   rows += [row | dict(joules=3 * row['joules']) for row in rows[1:]]
-  assert measured(rows, 'joules').request(200, 300)[0] == pytest.approx(
-    2 * law.request(200, 300)[0]
-  )
+  twice = measured(rows, 'joules').request(200, 300)
+  assert twice == pytest.approx(2 * law.request(200, 300))
 
 
 def test_requests_gross_and_net(refused):
-  rows = pieces(lambda i: 5.0 * i, lambda c, longest: 9.0, idle=0.5)
+  rows = pieces(lambda i: 5.0 * i, lambda b, c: 9.0 * b, idle=0.5)
   rows += [dict(kind='idle', watts=1.5)]
-  rows += [dict(kind='whole', input=64, output=10, batch=8, joules=400.0,
+  rows += [dict(kind='whole', input=64, output=10, batch=2, joules=400.0,
                 seconds=40.0)]  # fmt: skip
   *table, whole = requests(rows, (64, 512))
   assert [(r['input'], r['output']) for r in table] == [
@@ -135,13 +136,15 @@ def test_requests_gross_and_net(refused):
   # One second a step, a quarter of one a prompt token; at one watt.
   assert first['seconds'] == pytest.approx(64 + 64 / 4)
   assert first['joules_net'] == pytest.approx(14 * 64 - 64 - 16)
-  assert table[3]['batch'] == 2
+  assert table[3]['batch'] == 4
   assert whole['how'] == 'whole' and whole['joules'] == 400
-  assert whole['joules_net'] == 360
+  assert whole['joules_net'] == 360 and whole['batch'] == 2
   assert whole['composed'] == pytest.approx(5 * 64 + 9 * 10)
   with refused('no idle power was measured'):
     requests(rows[1:-2], (64,))
   with refused('no piece of prefill was measured'):
     measured([r for r in rows if r['kind'] == 'decode'], 'joules')
+  with refused('batch 2: steps at 1 context, expected at least 2'):
+    measured(rows[:6], 'joules')
   with refused('1500 + 501 tokens, expected at most 2000'):
     measured(rows, 'joules').request(1500, 501)
