@@ -80,8 +80,9 @@ def _terms(**headings) -> tuple[Term, ...]:
 _READS = ('R L D I O', 'R L D O^2/2')
 _KEYS = ('G C L I O', 'G C L O^2/2')
 
-# Candidates for the published law, the likeliest first, and `physical`, which
-# counts what the four coefficients leave out.
+# Candidates for the published law, the likeliest first; then its default with
+# the keys' own width, and `physical`, which counts what four coefficients leave
+# out.
 VARIANTS: Mapping[str, tuple[Term, ...]] = {
   'kv_split': _terms(
     prefill=['L D^2 I'], kv_reads=list(_READS), next_token=['L D^2 O']
@@ -104,6 +105,10 @@ VARIANTS: Mapping[str, tuple[Term, ...]] = {
   ),
   'quadratic_prefill': _terms(
     prefill=['L D^2 I', 'L D I^2'], kv_reads=[_READS], next_token=['L D^2 O']
+  ),
+  # R D is the width of the keys only where heads x their width is D.
+  'kv_width': _terms(
+    prefill=['L D^2 I'], kv_reads=list(_KEYS), next_token=['L D^2 O']
   ),
   'physical': _terms(
     prefill=['L D^2 I', 'L D I^2'], kv_reads=[_KEYS],
