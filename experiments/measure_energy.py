@@ -14,7 +14,7 @@ import numpy as np
 from experiments import common
 from experiments.step_time import random_target
 from spinejax import report
-from spinejax.energy import meters, workload
+from spinejax.energy import meters, windows, workload
 from spinejax.energy.cells import architecture
 from spinejax.energy.compose import requests
 from spinejax.errors import InputError
@@ -153,17 +153,17 @@ def measure(config, meter, model: Model, rows: list[dict]) -> None:
   work = workload.Workload(model.cfg, params, pieces)
 
   def idle(when):
-    window = meters.idle(config.idle_seconds, config.settle)
-    watts = meters.idle_watts(meter, window)
+    window = windows.idle(config.idle_seconds, config.settle)
+    watts = windows.idle_watts(meter, window)
     rows.append(same | dict(kind='idle', when=when, watts=watts))
 
   idle('before')
   for repeat, piece in missing:
     work.run(piece)  # makes the cache, outside the window
-    window = meters.steady(
+    window = windows.steady(
       lambda piece=piece: work.run(piece), config.seconds, config.settle
     )
-    rows.append(same | row_of(piece, meters.read(meter, window)) | dict(
+    rows.append(same | row_of(piece, windows.read(meter, window)) | dict(
       repeat=repeat, calls=window.calls, **meter.state(),
     ))  # fmt: skip
   for lengths in model.whole:
@@ -173,7 +173,7 @@ def measure(config, meter, model: Model, rows: list[dict]) -> None:
   idle('after')
 
 
-def row_of(piece: workload.Piece, reading: meters.Reading) -> dict:
+def row_of(piece: workload.Piece, reading: windows.Reading) -> dict:
   """What a piece took, as a metric row; of one call."""
   return dict(
     kind=piece.kind, longest=piece.tier.longest, batch=piece.batch,
@@ -212,11 +212,11 @@ def whole(config, meter, work, pieces, prompt: int, output: int) -> dict:
     tokens=prompt,
   )  # fmt: skip
   work.run(decode)  # makes the cache
-  window = meters.steady(
-    lambda: work.run_whole(prefill, decode, output), config.seconds,
-    config.settle, around=lambda: work.run(decode),
+  window = windows.between(
+    lambda: work.run_whole(prefill, decode, output),
+    lambda: work.run(decode), config.seconds, config.settle,
   )  # fmt: skip
-  reading, batch = meters.read(meter, window), prefill.tier.batch
+  reading, batch = windows.read(meter, window), prefill.tier.batch
   return dict(
     kind='whole', input=prompt, output=output, batch=batch,
     joules=reading.joules / batch, seconds=reading.seconds / batch,
@@ -299,11 +299,11 @@ class Baseline:
     """Adds a row."""
     work, piece = self._work, self._piece
     work.run(piece)
-    window = meters.steady(
+    window = windows.steady(
       lambda: work.run(piece), self._config.seconds, self._config.settle
     )
     work.leave()
-    found = meters.read(self._meter, window)
+    found = windows.read(self._meter, window)
     self._found.append(found.joules)
     rows.append(self._row | dict(
       watts=found.watts, seconds=found.seconds, joules=found.joules,

@@ -4,12 +4,10 @@ import sys
 import time
 import types
 
-import jax.numpy as jnp
 import pytest
 
-from spinejax.energy import meters
-from spinejax.energy.meters import Recorder, Source, Window
-from spinejax.energy.trace import Energy
+from spinejax.energy import meters, windows
+from spinejax.energy.meters import Recorder, Source
 
 
 class ZeusError(Exception):
@@ -65,7 +63,7 @@ def test_gpu_by_its_counter(zeus):
   with meters.open_meter('gpu') as meter:
     assert meter.source == 'energy counter of Toy'
     assert meter.period_s == 0.1
-    window = meters.idle(1.0, 0.2)
+    window = windows.idle(1.0, 0.2)
     reading = meter.energy(window.start, window.end)
   assert reading.watts == pytest.approx(300, rel=0.02)
   assert reading.integrated == pytest.approx(reading.joules, rel=0.02)
@@ -198,38 +196,6 @@ def test_csv_is_waited_for(tmp_path):
   meter = meters.open_meter(f'csv:{path}')
   write(5)  # its writer went on
   assert meter.energy(now + 1, now + 4).watts == pytest.approx(250)
-
-
-def test_steady_calls_surround_the_window():
-  log = []
-
-  def call():
-    log.append(time.time())
-    time.sleep(0.02)
-    return jnp.zeros(1)
-
-  window = meters.steady(call, seconds=0.2, settle=0.1)
-  assert window.end - window.start >= 0.2
-  inside = [t for t in log if window.start <= t < window.end]
-  assert len(inside) == window.calls
-  assert window.start - log[0] >= 0.1
-  assert log[-1] >= window.end
-
-
-class Toy:
-  """600 W while busy; idle at 100 W."""
-
-  def energy(self, start, end, busy=True):
-    joules = (600 if busy else 100) * (end - start)
-    return Energy(joules, end - start, 1.1 * joules if busy else None)
-
-
-def test_gross_and_net():
-  found = meters.read(Toy(), Window(11, 15, 8))
-  assert found.seconds == 0.5 and found.joules == 300 and found.watts == 600
-  assert found.integrated == pytest.approx(330)
-  idle = meters.idle_watts(Toy(), Window(20, 22, 0))
-  assert idle == 100 and found.net(idle) == 300 - 50
 
 
 def test_the_real_zeus_has_what_is_asked_of_it(monkeypatch, refused):
