@@ -100,7 +100,8 @@ def test_a_table_of_ones_own(tmp_path, table):
 
 
 def test_transfer(tmp_path, table):
-  done = run('transfer', tmp_path, table, chips=('v4', 'v6e'))
+  others = (str(table),)
+  done = run('transfer', tmp_path, table, chips=('v4', 'v6e'), others=others)
   assert done.status == 0, done.err
   path = tmp_path / 'transfer' / 'toy.json'
   assert done.out.splitlines()[-1] == str(path)
@@ -118,6 +119,7 @@ def test_transfer(tmp_path, table):
   for heading in ('kv_reads', 'next_token'):
     same = ratio['h200 roofline', heading]
     assert ratio['h200', heading] == pytest.approx(same, rel=0.05)
+    assert ratio['toy', heading] == ratio['h200', heading]
   (back,) = [r for r in rows if r.get('scaled') == 'one_scale'
              and (r['of'], r['on']) == ('h200', 'h200 roofline')]  # fmt: skip
   assert back['scale'] == [pytest.approx(1 / 1.3, rel=0.03)]
