@@ -198,11 +198,20 @@ def gpu(index: int = 0) -> Source:
     raise InputError(f'meter gpu: GPU {index} has no energy counter')
   limit = _zeus_call(one.get_power_management_limit) / 1e3
 
+  name = f'energy counter of {_zeus_call(one.get_name)}'
+  try:
+    _zeus_call(one.get_instant_power_usage)
+  except InputError as error:  # told where the joules are
+    name, powered = f'{name}, without power to compare ({error})', False
+  else:
+    powered = True
+
   def read():
+    joules = _zeus_call(one.get_total_energy_consumption) / 1e3
     # Instant power, asked for by name: on recent GPUs the plain reading is the
     # average of the last second.
-    joules = _zeus_call(one.get_total_energy_consumption) / 1e3
-    return joules, _zeus_call(one.get_instant_power_usage) / 1e3
+    watts = _zeus_call(one.get_instant_power_usage) / 1e3 if powered else None
+    return joules, watts
 
   def state():
     import pynvml  # a requirement of zeus, for what zeus lacks
@@ -217,7 +226,6 @@ def gpu(index: int = 0) -> Source:
     except pynvml.NVMLError:
       return {}  # some containers are not told
 
-  name = f'energy counter of {_zeus_call(one.get_name)}'
   return Source(name, read, _NVML_PERIOD, limit, state)
 
 

@@ -105,7 +105,15 @@ def test_errors_of_the_driver_are_one_line(zeus, monkeypatch, refused):
 
   one = Gpu()
   with_gpus(zeus, one)
+  # Without power there is nothing to compare with, and this is told.
   monkeypatch.setattr(one, 'get_instant_power_usage', unable)
+  source = meters.gpu()
+  assert source.name == (
+    'energy counter of Toy, without power to compare (Not Supported)'
+  )
+  joules, watts = source.read()
+  assert joules >= 0 and watts is None
+  monkeypatch.setattr(one, 'get_total_energy_consumption', unable)
   with refused('Not Supported'):
     meters.open_meter('gpu')
 
