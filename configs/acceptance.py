@@ -1,7 +1,9 @@
-"""Tokens a round of any drafters on any prompts, by real decoding.
+"""Tokens a round of any drafters on any prompts.
 
 Claim: with its interval over prompts, by set and position, at temperatures 0
-and 1; no time is measured here (see configs/decode_smollm2.py for that).
+and 1, by real decoding; no time is measured here (see
+configs/decode_smollm2.py for that). `--config.offline` decodes once, by the
+first drafter, and lets the others draft along those answers (temperature 0).
 Hardware: one GPU, a minute a drafter; `:cpu` 5 minutes on two CPU cores.
 Commands:
   python -m experiments.acceptance --config=configs/acceptance.py
@@ -29,6 +31,7 @@ def get_config(variant: str = 'gpu'):
   c.max_new_tokens = 64 if cpu else 256
   c.batch = 8 if cpu else 512  # prompts decoded at a time
   c.temperatures = (0.0, 1.0)
+  c.offline = False
   c.dtype = 'float32' if cpu else 'bfloat16'
   c.mesh = ''
   c.seed = 0

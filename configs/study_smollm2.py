@@ -83,6 +83,7 @@ def get_config(names: str = ''):
   c.max_new_tokens = 256
   c.evaluated = 592  # prompts decoded at a time
   c.temperatures = (0.0,)
-  c.against = tuple(x for x in ('dflash', 'dflash2') if x in chosen)
+  # The third is of DSpine's size.
+  c.against = ('dflash', 'dflash2', 'dflash2-rank16')
   c.results = 'runs'  # `results` holds what README quotes
   return c

@@ -52,6 +52,11 @@ def main(config):
   sets = [by_name(x, config.limit or None) for x in config.prompts.split(',')]
   if not config.drafters or not config.temperatures:
     raise InputError('drafters and temperatures, expected at least one of each')
+  if config.offline and any(config.temperatures):
+    raise InputError(
+      f'temperatures = {tuple(config.temperatures)}, expected (0.0,) with '
+      'offline: sampled answers cannot be replayed'
+    )
   target = load_target(config.target, dtype, mesh=make_mesh(config.mesh))
   drafts = [
     load_drafter(name, target, block=config.block or None)
@@ -61,17 +66,21 @@ def main(config):
     target, sets, temperatures=config.temperatures, batch=config.batch,
     max_new_tokens=config.max_new_tokens,
   )  # fmt: skip
-  rows = []
+  how = dict(
+    batch=config.batch, max_new_tokens=config.max_new_tokens, seed=config.seed
+  )
+  rows, answers = [], None
+  if config.offline:
+    answers = acceptance.decode(target, drafts[0], sets, **how)
   for source, draft in zip(config.drafters, drafts, strict=True):
     for temperature in config.temperatures:
       logging.info('%s at temperature %g', source, temperature)
       rows += [
         {'source': portable_text(source)} | row
         for row in acceptance.measure(
-          target, draft, sets, temperature=temperature, batch=config.batch,
-          max_new_tokens=config.max_new_tokens, seed=config.seed,
+          target, draft, sets, temperature=temperature, answers=answers, **how
         )
-      ]  # fmt: skip
+      ]
   result = report.results.build(
     'acceptance', 'measured', rows, config=config.to_dict(), started=started
   )

@@ -1,6 +1,13 @@
-"""Trains several drafters alike and compares their tokens a round."""
+"""Trains several drafters alike and compares their tokens a round.
 
+Several processes, on one device or on many, may make one study: each is given
+some of its runs, and they write to one file in turn.
+"""
+
+import contextlib
+import fcntl
 import gc
+import os
 import pathlib
 import sys
 import time
@@ -35,9 +42,6 @@ def check(config, target, data, sets) -> None:
     if names.count(run.name) > 1:
       raise InputError(f'runs: two are called {run.name!r}')
     task_of(config, target, run)
-  for against in config.against:
-    if against not in names:
-      raise InputError(f'against has {against!r}, expected one of {names}')
   if config.evaluated < 1 or not config.temperatures:
     raise InputError(
       'evaluated and temperatures, expected at least one of each'
@@ -87,7 +91,6 @@ def trained(config, target, data, run) -> tuple:
     'run': run.name, 'drafter': run.method, 'seed': run.seed,
     'steps': train.steps, 'batch': config.batch, 'weights': weights,
     'training_tokens': round(train.steps * config.batch * data.length_N.mean()),
-    'step_ms': told.get('step_ms'),  # none of a single step, which compiles
     'flops_per_step': flops_per_step(
       task, state, config.batch, config.length
     ),
@@ -199,6 +202,41 @@ def evaluated(config, target, sets, draft, run) -> list[dict]:
   return [{'run': run.name} | row for row in rows]
 
 
+@contextlib.contextmanager
+def alone(folder: pathlib.Path):
+  """Waits until no other process is here with the same folder."""
+  handle = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(handle)
+
+
+def keep(config, data, path: pathlib.Path, new: list[dict], started) -> None:
+  """Adds the rows of a run to the file, and makes the means over the sets anew.
+
+  Without a run the file stays the record of where it was measured.
+  """
+  rows, settings = resumed(config, data, path)
+  made = {row['run'] for row in new}
+  rows = [row for row in rows if row['run'] not in made] + new
+  there = {row['run'] for row in rows}
+  means = [
+    mean
+    for against in config.against if against in there
+    for temperature in config.temperatures
+    for mean in compared(rows, against, temperature)
+  ]  # fmt: skip
+  if new:
+    result = report.results.build(
+      'study', 'measured', rows + means, config=settings, started=started
+    )
+  else:
+    result = report.results.load(path) | {'metrics': rows + means}
+  report.results.write(result, path.stem, root=path.parents[1])
+
+
 def main(config):
   started = report.results.now()
   common.file_name('name', config.name)
@@ -210,27 +248,23 @@ def main(config):
   data = open_data(config.data, target=target, longest=config.length)
   check(config, target, data, sets)
   path = folder / f'{config.name}.json'
-  rows, settings = resumed(config, data, path)
+  rows, _ = resumed(config, data, path)
   for run in config.runs:
     if any(row['run'] == run.name for row in rows):
       print(f'{run.name}: is there already', file=sys.stderr)
       continue
     draft, row = trained(config, target, data, run)
-    rows += [row, *evaluated(config, target, sets, draft, run)]
+    rows = [row, *evaluated(config, target, sets, draft, run)]
     del draft
     gc.collect()
-    there = {row['run'] for row in rows}
-    means = [
-      mean
-      for against in config.against if against in there
-      for temperature in config.temperatures
-      for mean in compared(rows, against, temperature)
-    ]  # fmt: skip
-    result = report.results.build(
-      'study', 'measured', rows + means, config=settings, started=started
-    )
-    report.results.write(result, config.name, root=config.results)
+    with alone(folder):
+      keep(config, data, path, rows, started)
+  with alone(folder):
+    keep(config, data, path, [], started)
   result = report.results.load(path)
+  for against in config.against:
+    if all(row['run'] != against for row in result['metrics']):
+      print(f'no run {against!r} to compare with yet', file=sys.stderr)
   draw(result, path.with_suffix('.png'))
   show(result['metrics'])
   print(path)

@@ -1,18 +1,21 @@
 """Trains a drafter on data its target wrote."""
 
 import functools
+import pathlib
 
 import jax
 import numpy as np
 from absl import logging
 
 from experiments import common
+from spinejax import report
 from spinejax.compat.checkpointing import Checkpoints
 from spinejax.drafters.bundle import write_bundle
 from spinejax.drafters.codes import codes_hash
 from spinejax.drafters.files import check_destination
 from spinejax.drafters.layouts import LAYOUTS
 from spinejax.errors import InputError
+from spinejax.report.history import History
 from spinejax.report.results import portable
 from spinejax.report.tensorboard import Writer
 from spinejax.sharding import make_mesh
@@ -23,7 +26,7 @@ from spinejax.train.shards import DataSet, open_data
 from spinejax.train.step import TrainConfig
 
 # Of a config, what may differ when a run is taken up again.
-_FREE = ('out', 'data', 'mesh', 'every', 'evaluate', 'target')
+_FREE = ('out', 'data', 'mesh', 'every', 'evaluate', 'target', 'results')
 
 
 # Sections of TensorBoard's page; what is not named here is a term of the loss.
@@ -39,8 +42,9 @@ _SECTIONS = {
 }
 
 
-def logged(writer: Writer, step: int, scalars: dict) -> None:
-  """To TensorBoard, and a line to the log."""
+def logged(writer: Writer, history: History, step: int, scalars: dict) -> None:
+  """To TensorBoard, to the history, and a line to the log."""
+  history.add(step, {k: v for k, v in scalars.items() if not np.ndim(v)})
   flat = {
     _SECTIONS.get(k, f'loss/{k}'): float(v)
     for k, v in scalars.items()
@@ -69,11 +73,47 @@ def held_out(config, data: DataSet) -> list[np.ndarray]:
   return [tokens[:answer] for tokens, answer in pairs]
 
 
+def write_result(config, data: DataSet, rows: list[dict], started) -> str:
+  """The curves of the run; the path of the result file, with a figure.
+
+  Where it was taken up again, `started` is that of the last start.
+  """
+  tokens = config.batch * float(data.length_N.mean())  # a step, on average
+  rows = [
+    {'target': data.manifest['target'], 'drafter': config.method}
+    | row
+    | {'training_tokens': round(row['step'] * tokens)}
+    for row in rows
+  ]
+  result = report.results.build(
+    'train', 'measured', rows, config=config.to_dict(), started=started
+  )
+  name = pathlib.Path(config.out).name
+  path = report.results.write(result, name, root=config.results)
+  curve = [
+    (row['training_tokens'], row['tokens_per_round'])
+    for row in rows
+    if 'tokens_per_round' in row
+  ]
+  if curve:
+    figure = report.figures.against_tokens(
+      {'held-out prompts': curve},
+      title=f'{config.method} for {data.manifest["target"]}',
+      label='measured',
+      unit='tokens a round',
+    )
+    report.figures.save(figure, path.with_suffix('.png'))
+  return path
+
+
 def main(config):
+  started = report.results.now()
   train, every = TrainConfig(**config.training), loop.Every(**config.every)
   common.positive(config, 'batch', 'length')
   dtype, out = common.dtype(config.dtype), common.folder(config.out)
   check_destination(out)
+  common.file_name('the last part of out', out.name)
+  common.results(config, 'train')
   if config.every.evaluate and not config.holdout:
     raise InputError('every.evaluate needs holdout, sequences to evaluate on')
   target = load_target(config.target, dtype, mesh=make_mesh(config.mesh))
@@ -106,6 +146,7 @@ def main(config):
     config.method, sum(x.size for x in jax.tree.leaves(state.weights)) / 1e6,
     len(data) - config.holdout, config.holdout, at, train.steps,
   )  # fmt: skip
+  history = History(out / 'history.jsonl', goes_on_at=at + 1)
   with Writer(out / 'tensorboard', goes_on_at=at + 1) as writer:
 
     def score(state) -> float:
@@ -116,7 +157,7 @@ def main(config):
     writer.config(config.to_dict())
     state = loop.run(
       begun.task, train, begun.frozen, state, feed, every=every,
-      log=functools.partial(logged, writer), checkpoints=checkpoints,
+      log=functools.partial(logged, writer, history), checkpoints=checkpoints,
       about=about, evaluate=score,
     )  # fmt: skip
   card = {
@@ -130,6 +171,7 @@ def main(config):
     out, draft_of(state), begun.basis, target.head_hash, codes, card,
     eight_bit=False,
   )  # fmt: skip
+  print(write_result(config, data, history.rows(), started))
   print(out)
 
 

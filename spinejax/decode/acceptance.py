@@ -5,8 +5,10 @@ from typing import Any
 
 from spinejax.decode.generate import Completion, generate
 from spinejax.decode.loop import capacity_bucket
+from spinejax.decode.replay import replay
 from spinejax.decode.request import check_context, whole
 from spinejax.drafters.base import DraftModel
+from spinejax.errors import InputError
 from spinejax.prompts import PromptSet
 from spinejax.report import stats
 from spinejax.target.loading import Target
@@ -80,32 +82,31 @@ def measure(
   max_new_tokens: int = 256,
   batch: int = 512,
   seed: int = 0,
+  answers: Sequence[Completion] | None = None,
 ) -> list[dict[str, Any]]:
   """Metric rows of a drafter, one a set of prompts.
 
-  The prompts of all sets are decoded in common batches of one capacity: a
-  drafter is compiled once, or twice if the last batch is smaller. Of prompts
-  with several turns the first is asked.
+  Args:
+    answers: the target's greedy answers to all prompts, as `decode` gives them
+      for any drafter: the rounds are then replayed along them (see
+      `decode.replay`), which needs no decoding. For temperature 0 only.
 
   Raises:
     InputError: as `generate`.
   """
-  prompts = [turns[:1] for one in sets for turns in one.turns]
-  ids = [target.tokenizer.encode_chat(turns) for turns in prompts]
-  longest = max(map(len, ids))
-  done = []
-  for first in range(0, len(ids), batch):
-    done += generate(
-      target,
-      draft,
-      ids[first : first + batch],
-      max_new_tokens=max_new_tokens,
-      temperature=temperature,
-      seed=seed + first,
-      capacity=capacity_bucket(
-        longest + max_new_tokens + draft.drafter.slots + 1
-      ),
-    ).completions
+  if answers is None:
+    done = decode(
+      target, draft, sets, temperature=temperature,
+      max_new_tokens=max_new_tokens, batch=batch, seed=seed,
+    )  # fmt: skip
+  elif temperature:
+    raise InputError(
+      f'temperature = {temperature}, expected 0: sampled answers cannot be '
+      'replayed'
+    )
+  else:
+    ids = _encoded(target, sets)
+    done = replay(target, draft, ids, answers, min(batch, len(ids)))
   rows, start = [], 0
   for one in sets:
     part = done[start : start + len(one)]
@@ -116,9 +117,53 @@ def measure(
       'dataset': one.name,
       'temperature': temperature,
       'dtype': str(target.params.embed_VD.dtype),
-      'batch': min(batch, len(ids)),
+      'batch': min(batch, len(done)),
       'max_new_tokens': max_new_tokens,
       'seed': seed,
+      'replayed': answers is not None,
     }
     rows.append(row | counts(part, seed) | by_position(part))
   return rows
+
+
+def decode(
+  target: Target,
+  draft: DraftModel,
+  sets: Sequence[PromptSet],
+  *,
+  temperature: float = 0.0,
+  max_new_tokens: int = 256,
+  batch: int = 512,
+  seed: int = 0,
+) -> list[Completion]:
+  """Answers to the prompts of all sets, one set after the other.
+
+  They are decoded in common batches of one capacity: a drafter is compiled
+  once, or twice if the last batch is smaller. Of prompts with several turns the
+  first is asked.
+
+  Raises:
+    InputError: as `generate`.
+  """
+  ids = _encoded(target, sets)
+  longest = max(map(len, ids)) + max_new_tokens + draft.drafter.slots + 1
+  done = []
+  for first in range(0, len(ids), batch):
+    done += generate(
+      target,
+      draft,
+      ids[first : first + batch],
+      max_new_tokens=max_new_tokens,
+      temperature=temperature,
+      seed=seed + first,
+      capacity=capacity_bucket(longest),
+    ).completions
+  return done
+
+
+def _encoded(target: Target, sets: Sequence[PromptSet]) -> list[list[int]]:
+  return [
+    target.tokenizer.encode_chat(turns[:1])
+    for one in sets
+    for turns in one.turns
+  ]

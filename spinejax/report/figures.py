@@ -60,21 +60,7 @@ def acceptance_by_position(
   figure, axes = _new(label)
   for i, (name, curve) in enumerate(curves.items()):
     percent = 100 * _probabilities(name, curve)
-    axes.plot(
-      np.arange(1, len(percent) + 1),
-      percent,
-      label=name,
-      color=_COLOURS[i % len(_COLOURS)],
-      # Past the end of the palette a dash tells the second turn.
-      linestyle='-' if i < len(_COLOURS) else '--',
-      marker=_MARKERS[i % len(_MARKERS)],
-      markersize=5.5,
-      markeredgecolor='white',
-      markeredgewidth=0.8,
-      linewidth=1.8,
-      clip_on=False,
-      zorder=3,
-    )
+    _line(axes, i, name, np.arange(1, len(percent) + 1), percent)
   longest = max(len(curve) for curve in curves.values())
   axes.set_xlim(0.6, longest + 0.4)
   axes.set_ylim(0, 100)
@@ -87,6 +73,39 @@ def acceptance_by_position(
     else 'accepted, of all rounds',
     color=_INK,
   )
+  _finish(axes, title, label)
+  return figure
+
+
+def against_tokens(
+  curves: Mapping[str, Sequence[tuple[float, float]]],
+  *,
+  title: str,
+  label: str,
+  unit: str,
+) -> Figure:
+  """Draws what training comes to against the tokens it took.
+
+  Args:
+    curves: a name to points (training tokens, value), in order.
+    title, label: see `acceptance_by_position`.
+    unit: of the values.
+
+  Returns:
+    A figure of 7 x 4.2 inches at 150 dots an inch.
+
+  Raises:
+    ValueError: no curves, a curve without points, or an unknown label.
+  """
+  if not curves or not all(curves.values()):
+    raise ValueError('curves: expected at least one, each with a point')
+  figure, axes = _new(label)
+  for i, (name, points) in enumerate(curves.items()):
+    tokens, values = np.array(points, float).T
+    _line(axes, i, name, tokens / 1e6, values)
+  axes.set_xlim(left=0)
+  axes.set_xlabel('million training tokens', color=_INK)
+  axes.set_ylabel(unit, color=_INK)
   _finish(axes, title, label)
   return figure
 
@@ -243,6 +262,25 @@ def _new(label: str) -> tuple[Figure, Axes]:
   figure = Figure(figsize=(7, 4.2), dpi=_DPI, layout='constrained')
   FigureCanvasAgg(figure)
   return figure, figure.add_subplot()
+
+
+def _line(axes: Axes, i: int, name: str, x, y) -> None:
+  """The i-th curve of a figure."""
+  axes.plot(
+    x,
+    y,
+    label=name,
+    color=_COLOURS[i % len(_COLOURS)],
+    # Past the end of the palette a dash tells the second turn.
+    linestyle='-' if i < len(_COLOURS) else '--',
+    marker=_MARKERS[i % len(_MARKERS)],
+    markersize=5.5,
+    markeredgecolor='white',
+    markeredgewidth=0.8,
+    linewidth=1.8,
+    clip_on=False,
+    zorder=3,
+  )
 
 
 def _finish(axes: Axes, title: str, label: str, **where) -> None:

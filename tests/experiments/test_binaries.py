@@ -118,7 +118,10 @@ def trained(tmp, data):
   done = binaries.fork(
     'train_drafter',
     '--config=configs/train_smollm2.py:toy',
-    *config(target=TINY, data=data[1], out=tmp / 'mine', length=64, holdout=2),
+    *config(
+      target=TINY, data=data[1], out=tmp / 'mine', length=64, holdout=2,
+      results=tmp / 'results',
+    ),
     *(f'--config.drafter.{field}' for field in SHAPE),
     *config(**{
       'training.steps': 4, 'training.anchors': 3, 'every.log': 2,
@@ -130,7 +133,15 @@ def trained(tmp, data):
 
 def test_train_drafter(trained, data):
   done, folder = trained
-  assert succeeded(done) == [str(folder)]
+  curves, last = succeeded(done)
+  assert last == str(folder)
+  rows = results.load(curves)['metrics']
+  scores = [row for row in rows if 'tokens_per_round' in row]
+  assert [row['step'] for row in scores] == [2, 4]
+  assert [row['step'] for row in rows if 'loss' in row] == [2, 4]
+  assert scores[1]['training_tokens'] == pytest.approx(
+    2 * scores[0]['training_tokens'], abs=1
+  )
   target = load_target(str(TINY))
   model = load_drafter(folder, target)
   assert (model.drafter.name, model.drafter.slots) == ('dspine', 3)
@@ -209,6 +220,27 @@ def test_decode_chooses_the_block(tmp, trained):
   assert plain['rows'] == 1 and dspine['rows'] in (2, 4)
   assert choice.startswith(f'dspine: block {dspine["rows"]}')
   assert dspine['exact'] == dspine['total'] == 2
+
+
+def test_acceptance_offline_is_that_of_decoding(tmp, trained):
+  """Of a drafter that answers, and of one that is replayed along them."""
+  _, mine = trained
+  prompts = tmp / 'short.txt'
+  prompts.write_text('What is 2?\n\nSay a.\n')
+  rows = []
+  for offline in (True, False):
+    done = binaries.fork(
+      'acceptance', '--config=configs/acceptance.py:cpu',
+      *config(
+        target=TINY, drafters=f"('ngram', '{mine}')", prompts=prompts,
+        limit=2, max_new_tokens=12, temperatures='(0.0,)', block=4,
+        offline=offline, results=tmp / f'offline-{offline}',
+      ),
+    )  # fmt: skip
+    rows.append(results.load(succeeded(done)[-1])['metrics'])
+  for replayed, made in zip((True, False), rows, strict=True):
+    assert [row.pop('replayed') for row in made] == [replayed] * 2
+  assert rows[0] == rows[1] and len(rows[0]) == 2
 
 
 def test_two_drafters_of_one_method_keep_apart(tmp, trained):

@@ -49,6 +49,24 @@ def test_runs_of_the_same_settings_are_kept(path):
   assert [x['run'] for x in rows] == ['a'] and set(settings['runs']) == {*'ab'}
 
 
+def test_processes_add_to_one_file(path):
+  """A run is kept beside those that came meanwhile; made twice, once."""
+  for emitted in ([6, 6], [8, 8]):
+    with study.alone(path.parent):
+      new = [row('b', 'one', emitted, [2, 2])]
+      c = config('b', against=('a',))
+      study.keep(c, DATA, path, new, report.results.now())
+  there = report.results.load(path)
+  with study.alone(path.parent):
+    c = config('b', against=('a',))
+    study.keep(c, DATA, path, [], report.results.now())
+  assert report.results.load(path) == there
+  rows = there['metrics']
+  assert [(x['run'], x.get('ratio')) for x in rows] == [
+    ('a', None), ('b', None), ('a', 1), ('b', 2)
+  ]  # fmt: skip
+
+
 def test_runs_of_other_settings_are_refused(path, refused):
   with refused(f'batch = 3, but {path} was begun with 2; use that, or ...'):
     study.resumed(config(batch=3), DATA, path)
