@@ -28,6 +28,9 @@ def get_config():
   c.label = 'measured'  # what the table's joules are worth
   c.chip = 'h200'  # that they were measured on
   c.chips = ('v4', 'v5e', 'v5p', 'v6e')  # modelled
+  # Of these chips' own compilers, a step beside our counts (pip install
+  # 'spinejax[aot]', half a minute a chip): of v5e, v5p and v6e.
+  c.compiled = ()
   c.others = ()  # tables that were measured elsewhere
   c.variant = 'three_term'  # one coefficient a heading
   c.prompt_tokens = 8192  # read at once, as measured

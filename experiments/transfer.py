@@ -13,11 +13,15 @@ from spinejax import report
 from spinejax.energy import evaluate
 from spinejax.energy.cells import Cells
 from spinejax.energy.hardware import Watts, chip
-from spinejax.energy.modelled import request_joules
+from spinejax.energy.modelled import compiled_step, request_joules
 from spinejax.energy.simple import Simple, terms_of
 from spinejax.errors import InputError
 from spinejax.report import figures
 from spinejax.target.config import TargetConfig
+from spinejax.target.presets import preset
+
+# A step that is compiled for chips: model, batch, context.
+_STEP = ('llama-3.2-1b', 64, 1023)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +87,24 @@ def platforms_of(config) -> list[Platform]:
     name = pathlib.Path(path).stem
     made.append(Platform(name, config.label, None, *table_of(path)))
   return made
+
+
+def compiled(config) -> list[dict]:
+  """What the chips' compilers say of a step, over what is counted here."""
+  cfg, batch, context = preset(_STEP[0]), *_STEP[1:]
+  rows = []
+  for name in config.compiled:
+    found = compiled_step(chip(name), cfg, batch, context)
+    told = {f'compiled_{key}': value for key, value in found.items()}
+    rows.append(
+      dict(platform=name, target=_STEP[0], batch=batch, context=context) | told
+    )
+    shown = ', '.join(
+      f'{key} {"untold" if value is None else f"{value:.3g} x"}'
+      for key, value in found.items()
+    )
+    print(f'{name}, compiled over counted: {shown}')
+  return rows
 
 
 def fitted(config, one: Platform) -> tuple[Simple, list[dict]]:
@@ -203,7 +225,7 @@ def main(config):
   common.positive(config, 'resamples', 'prompt_tokens')
   terms_of(config.variant)
   check_label(config.label)
-  for name in (config.chip, *config.chips):
+  for name in (config.chip, *config.chips, *config.compiled):
     chip(name)
   platforms = platforms_of(config)
   root = common.results(config, 'transfer')
@@ -212,7 +234,7 @@ def main(config):
     law, found = fitted(config, one)
     laws.append(law)
     rows += found
-  rows += crossed(platforms, laws)
+  rows += crossed(platforms, laws) + compiled(config)
   device = f'{config.chip} and {", ".join(config.chips)}'
   result = report.results.build(
     'transfer', 'modelled', rows, config=config.to_dict(), started=started,

@@ -9,11 +9,17 @@ split over chips; evenly and for free, that changes no joule.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from spinejax.compat import topologies
 from spinejax.energy import cost
 from spinejax.energy.cost import Cost
 from spinejax.energy.hardware import Chip
+from spinejax.target import model
 from spinejax.target.config import TargetConfig
 
 # Contexts at which an answer's steps are evaluated.
@@ -45,3 +51,45 @@ def request_joules(
   ]
   decoding = np.interp(np.arange(output), at, steps).sum()
   return chip.watts.value * float(reading / prompts + decoding / batch)
+
+
+def compiled_step(
+  chip: Chip, cfg: TargetConfig, batch: int, context: int, dtype='bfloat16'
+) -> Mapping[str, float | None]:
+  """A plain step as the chip's own compiler counts it, beside our counts.
+
+  *Compiled*; nothing runs, and no chip is needed but the packages of the extra
+  `aot`.
+
+  Returns:
+    `flops`, `bytes` and `seconds` of the compiler, each over ours; None where
+    it says nothing: its seconds may be below zero.
+
+  Raises:
+    InputError: there is no compiler for the chip.
+  """
+
+  @jax.jit
+  def step(params, tokens_BQ, cache):
+    out = model.forward(cfg, params, tokens_BQ, cache)
+    logits_BQV = model.unembed(out.hidden_BQD, params.head_VD)
+    return jnp.argmax(logits_BQV, axis=-1), out.cache
+
+  arguments = jax.eval_shape(
+    lambda: (
+      model.random_params(cfg, jax.random.key(0), dtype),
+      jnp.zeros((batch, 1), jnp.int32),
+      model.init_cache(cfg, batch, context + 1, dtype),
+    )
+  )
+  said = topologies.compile_for(chip.name, step, *arguments).cost_analysis()
+  need = cost.step(cfg, batch, context, dtype=dtype)
+  ours = {
+    'flops': need.flops, 'bytes accessed': need.bytes,
+    'optimal_seconds': seconds(chip, need),
+  }  # fmt: skip
+  flops, moved, took = (
+    said[name] / own if said.get(name, 0.0) > 0 else None
+    for name, own in ours.items()
+  )
+  return dict(flops=flops, bytes=moved, seconds=took)

@@ -6,7 +6,8 @@ import pytest
 
 from spinejax.energy import cost
 from spinejax.energy.hardware import CHIPS, TPUS, chip
-from spinejax.energy.modelled import request_joules, seconds
+from spinejax.energy.modelled import compiled_step, request_joules, seconds
+from spinejax.target.config import TargetConfig
 from spinejax.target.presets import preset
 
 LLAMA = preset('llama-3.1-8b')
@@ -51,3 +52,16 @@ def test_published_and_assumed(refused):
   assert gain == pytest.approx(1.67, rel=0.01)
   with refused("chip 'v7', expected one of h100, h200, v4, v5e, v5p, v6e"):
     chip('v7')
+
+
+def test_a_tpu_compiler_counts_the_same_operations(refused):
+  cfg = TargetConfig(
+    'llama', vocab=2048, width=512, layers=2, heads=8, kv_heads=4, head_dim=64,
+    ffn=1024,
+  )  # fmt: skip
+  with refused("target = 'h200', expected one of ..."):
+    compiled_step(chip('h200'), cfg, 16, 255)
+  pytest.importorskip('libtpu')  # of the extra aot
+  found = compiled_step(chip('v5e'), cfg, 16, 255)
+  assert found['flops'] == pytest.approx(1, rel=0.02)
+  assert found['bytes'] > 1
