@@ -23,10 +23,8 @@ from spinejax.target.loading import target_config
 from spinejax.target.memory import available_bytes
 
 # Of a config, what may differ when a run is taken up again.
-_FREE = (
-  'name', 'results', 'budget_minutes', 'meter', 'repeats', 'families', 'whole',
-  'seed',
-)  # fmt: skip
+_FREE = ('name', 'results', 'budget_minutes', 'meter', 'repeats', 'families',
+         'whole', 'seed')  # fmt: skip
 _BASELINE_BATCH, _DRIFT, _APART = 64, 0.05, 0.05
 
 
@@ -268,9 +266,8 @@ def write(config, started, models, rows) -> pathlib.Path:
     file = io.StringIO()
     writer = csv.DictWriter(file, ['model', *names, 'device'])
     writer.writeheader()
-    for row in table:
-      more = dict(model=row['target'], device=result['device_kind'])
-      writer.writerow(row | more)
+    same = dict(device=result['device_kind'])
+    writer.writerows(row | same | dict(model=row['target']) for row in table)
     text = file.getvalue().encode()
     report.results.atomic_write(path.with_suffix('.csv'), text)
   return path
@@ -353,6 +350,8 @@ def run(config, meter, models, rows, began, started):
   """
   order = [model for model in models if not complete(config, model, rows)]
   random.Random(config.seed).shuffle(order)
+  # Those of which there is least first.
+  order.sort(key=lambda model: sum(r['target'] == model.name for r in rows))
   longest, left, failed = 0.0, [], []
   # The last seconds are the closing baseline's.
   end = began + 60 * config.budget_minutes
