@@ -87,9 +87,8 @@ def models_of(config) -> list[Model]:
 
 def capacity_of(config, tokens: int) -> int:
   """The capacity that requests of so many tokens get."""
-  return workload.tier_of(
-    tuple(workload.Tier(1, x) for x in config.capacities), tokens
-  ).capacity
+  tiers = [workload.Tier(1, capacity) for capacity in config.capacities]
+  return workload.tier_of(tiers, tokens).capacity
 
 
 def pieces_of(config, model: Model, rows: list[dict]) -> list[workload.Piece]:

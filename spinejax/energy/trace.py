@@ -169,8 +169,9 @@ def _integral(trace: Trace, start: float, end: float) -> float:
   time_N, watts_N = trace.time_N, trace.watts_N
   inside_N = (time_N > start) & (time_N < end)
   at = np.concatenate([[start], time_N[inside_N], [end]])
-  near = watts_N[np.searchsorted(time_N, start) - 1 :]
-  near = near[: inside_N.sum() + 2]
+  # Those between which power is interpolated.
+  first, last = np.searchsorted(time_N, [start, end])
+  near = watts_N[max(first - 1, 0) : last + 1]
   if not (np.isfinite(near).all() and (near > 0).all()):
     raise InputError(
       f'{trace.source}: power of zero or none in the window, expected more '

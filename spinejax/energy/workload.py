@@ -72,8 +72,8 @@ class Piece:
 
   @property
   def context(self) -> float:
-    """Mean context of its steps."""
-    return self.tokens + (self.rounds - 1) / 2
+    """Mean context of its steps; 0 of prefill, which begins with none."""
+    return self.tokens + (self.rounds - 1) / 2 if self.rounds else 0.0
 
   @property
   def key(self) -> tuple[str, int, int]:
@@ -103,7 +103,7 @@ def tier(
   return Tier(batch - batch % 16 if batch > 16 else batch, capacity)
 
 
-def tier_of(tiers: tuple[Tier, ...], tokens: int) -> Tier:
+def tier_of(tiers: Sequence[Tier], tokens: int) -> Tier:
   """The smallest that holds requests of so many tokens."""
   fitting = [one for one in tiers if one.longest >= tokens]
   if not fitting:
@@ -126,7 +126,7 @@ def plan(
   """
   pieces = []
   for tokens in prompts:
-    one = tier_of(tuple(tiers), tokens)
+    one = tier_of(tiers, tokens)
     batch = min(one.batch, max(1, prompt_tokens // tokens))
     pieces.append(Piece('prefill', one, batch, tokens))
   for one, some in zip(tiers, contexts, strict=True):

@@ -52,6 +52,16 @@ def test_power_alone_is_integrated_and_not_sampled_at_the_end():
   assert found.joules == pytest.approx(6 * (100 + 50 * 5), rel=1e-6)
 
 
+def test_power_from_the_first_sample_to_the_last(refused):
+  time_N = np.arange(0, 2.05, 0.1)
+  made = Trace('log', time_N, None, 0 * time_N + 5.0, 0.1)
+  assert trace.energy(made, 0, time_N[-1]).joules == pytest.approx(10)
+  made.watts_N[[0, -1]] = 0
+  for window in ((0, 1.5), (0.5, time_N[-1])):
+    with refused('log: power of zero or none in the window, ...'):
+      trace.energy(made, *window)
+
+
 def test_a_counter_alone():
   found = trace.energy(recorded(flat, watts_N=None), 2, 5)
   assert found.joules == pytest.approx(1500, rel=1e-3)
