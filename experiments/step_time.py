@@ -20,11 +20,12 @@ from spinejax.drafters.base import DraftModel
 from spinejax.drafters.dspine import DSpineConfig
 from spinejax.drafters.loading import plain_model
 from spinejax.drafters.shape import drafter_config
+from spinejax.energy import cost
 from spinejax.errors import InputError
 from spinejax.report import profile
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import target_config
-from spinejax.target.memory import available_bytes, kv_bytes, memory_table
+from spinejax.target.memory import available_bytes, memory_table
 from spinejax.target.model import TargetParams, random_params
 from spinejax.train.objectives import OBJECTIVES
 
@@ -133,27 +134,6 @@ def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
   return DraftModel(objective.drafter(cfg), shapes)
 
 
-def bytes_read(point: Point, params: TargetParams, draft: DraftModel) -> int:
-  """Bytes that a round cannot do without: weights once, keys and values.
-
-  Of tables of which a few rows are read (embedding, token codes), none.
-  """
-
-  def size(tree) -> int:
-    return sum(x.nbytes for x in jax.tree.leaves(tree))
-
-  head = params.head_VD
-  total = size((params.layers, params.norm_D, head))
-  total += kv_bytes(point.cfg, point.batch, point.context, head.dtype)
-  if draft.params is not None:
-    codes_VR = getattr(draft.params, 'codes_VR', None)
-    total += size(draft.params) - size(codes_VR)
-    total += head.nbytes  # to draft, and once more to verify
-    shape = draft.drafter.cfg
-    total += kv_bytes(shape, point.batch, point.context, head.dtype)
-  return total
-
-
 def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
   """Metric rows of one point: whole rounds first, then their parts."""
   bench = timing.Bench(
@@ -183,9 +163,13 @@ def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:
   table, parts = [], []
   for (model, budget), program, took in zip(runs, programs, times, strict=True):
     drafts = plain_model() if budget == PLAIN else model
-    least_ms = 1e3 * bytes_read(point, params, drafts) / rate
+    rows, sizes = drafts.drafter.slots + 1, (point.batch, point.context)
+    need = cost.step(point.cfg, *sizes, rows, dtype=config.dtype) + cost.draft(
+      drafts.drafter.cfg, drafts.params, point.cfg, *sizes, dtype=config.dtype
+    )
+    least_ms = 1e3 * need.bytes / rate
     row = settings | dict(
-      drafter=model.drafter.name, rows=drafts.drafter.slots + 1,
+      drafter=model.drafter.name, rows=rows,
       time_ms=took.median, time_ms_low=took.low, time_ms_high=took.high,
       bandwidth_fraction=least_ms / took.median,
       weight_read_ms=statistics.median(reads),

@@ -155,6 +155,100 @@ def ratios(
   return figure
 
 
+def predicted_against(
+  points: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+  *,
+  title: str,
+  label: str,
+  unit: str,
+) -> Figure:
+  """Draws what a law predicts against what was measured, on log axes.
+
+  Args:
+    points: a group's name to its measured and its predicted values.
+    title, label: see `acceptance_by_position`.
+    unit: of both.
+
+  Returns:
+    A figure of 7 x 4.2 inches at 150 dots an inch.
+
+  Raises:
+    ValueError: no points, or an unknown label.
+  """
+  if not points:
+    raise ValueError('points: expected at least one group, got none')
+  figure, axes = _new(label)
+  for i, (name, (measured, predicted)) in enumerate(points.items()):
+    axes.plot(
+      measured,
+      predicted,
+      label=name,
+      color=_COLOURS[i % len(_COLOURS)],
+      marker=_MARKERS[i // len(_COLOURS) % len(_MARKERS)],
+      linestyle='none',
+      markersize=3.5,
+      alpha=0.8,
+      zorder=3,
+    )
+  ends = [
+    end([end(x) for pair in points.values() for x in pair])
+    for end in (min, max)
+  ]
+  axes.plot(ends, ends, color=_INK, linewidth=0.8, zorder=2)
+  axes.set_xscale('log')
+  axes.set_yscale('log')
+  axes.set_xlabel(f'measured, {unit}', color=_INK)
+  axes.set_ylabel(f'predicted, {unit}', color=_INK)
+  _finish(axes, title, label, loc='upper left', ncols=2)
+  return figure
+
+
+def stacked(
+  parts: Mapping[str, Mapping[str, float]],
+  *,
+  title: str,
+  label: str,
+  unit: str,
+) -> Figure:
+  """Draws bars that are made of parts.
+
+  Args:
+    parts: a bar's name to its parts, alike for all.
+    title, label: see `acceptance_by_position`.
+    unit: of the parts.
+
+  Returns:
+    A figure of 7 x 4.2 inches at 150 dots an inch.
+
+  Raises:
+    ValueError: no bars, or an unknown label.
+  """
+  if not parts:
+    raise ValueError('parts: expected at least one bar, got none')
+  figure, axes = _new(label)
+  names = list(next(iter(parts.values())))
+  left = np.zeros(len(parts))
+  for i, name in enumerate(names):
+    value = np.array([bar[name] for bar in parts.values()])
+    axes.barh(
+      range(len(parts)),
+      value,
+      left=left,
+      label=name,
+      color=_COLOURS[i % len(_COLOURS)],
+      zorder=3,
+    )
+    left += value
+  axes.set_yticks(range(len(parts)), list(parts))
+  axes.invert_yaxis()
+  axes.set_xlabel(unit, color=_INK)
+  below = dict(loc='upper left', bbox_to_anchor=(0, -0.15))
+  _finish(axes, title, label, **below, ncols=len(names))
+  axes.grid(axis='y', visible=False)
+  axes.grid(axis='x', color=_GRID, linewidth=0.8)
+  return figure
+
+
 def _new(label: str, height: float = 4.2) -> tuple[Figure, Axes]:
   if label not in results.LABELS:
     known = ', '.join(results.LABELS)

@@ -134,16 +134,19 @@ class TargetConfig:
   @property
   def parameters(self) -> int:
     """Number of weights, the tied head counted once."""
-    attention = (
-      self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-    )
-    layer = attention + 3 * self.width * self.ffn + 2 * self.width
+    layer = layer_weights(self) + 2 * self.width
     if self.qkv_bias:
       layer += self.head_dim * (self.heads + 2 * self.kv_heads)
     if self.qk_norm:
       layer += 2 * self.head_dim
     embeddings = self.vocab * self.width * (1 if self.tied else 2)
     return self.layers * layer + embeddings + self.width
+
+
+def layer_weights(shape) -> int:
+  """Weights of the matrices of one layer, of a target's or drafter's shape."""
+  attention = 2 * shape.head_dim * (shape.heads + shape.kv_heads)
+  return shape.width * (attention + 3 * shape.ffn)
 
 
 def rope_frequencies(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from spinejax.errors import InputError
-from spinejax.target.config import TargetConfig
+from spinejax.target.config import TargetConfig, layer_weights
 
 # Prompt tokens read at once.
 PREFILL_CHUNK = 128
@@ -41,14 +41,12 @@ def memory_table(
     'attention scores': batch * score_rows * capacity * 4,
   }
   if hasattr(draft_cfg, 'layers'):
-    layer = (
-      draft_cfg.width
-      * draft_cfg.head_dim
-      * (2 * draft_cfg.heads + 2 * draft_cfg.kv_heads)
-      + 3 * draft_cfg.width * draft_cfg.ffn
-    )
     inputs = len(draft_cfg.taps) * draft_cfg.width**2
-    weights = draft_cfg.layers * layer + inputs + draft_cfg.head_weights
+    weights = (
+      draft_cfg.layers * layer_weights(draft_cfg)
+      + inputs
+      + draft_cfg.head_weights
+    )
     if hasattr(draft_cfg, 'rank'):  # readouts, writes; three shared matrices
       rank, message = draft_cfg.rank, draft_cfg.message
       weights += draft_cfg.layers * draft_cfg.width * (rank + message)

@@ -172,16 +172,54 @@ def read(
   Returns:
     As `forward`: the states after the final norm, and the tapped ones.
   """
+  return _read(cfg, params, tokens_BT, taps)[0]
+
+
+def read_prompts(
+  cfg: TargetConfig,
+  params: TargetParams,
+  tokens_BQ: Tokens_BQ,
+  cache: KVCache,
+  first: jax.Array,
+) -> tuple[Hidden_BQD, KVCache]:
+  """Reads whole prompts of one length into a part of a larger batch's cache.
+
+  As `forward` from an empty cache, but a prompt attends to itself and not to
+  the cache, so that its attention is that of a whole sequence.
+
+  Args:
+    first: the request of the cache at which these begin; there must be room.
+
+  Returns:
+    The states after the final norm, and the cache with its length unchanged.
+  """
+  (hidden_BQD, _), rows = _read(cfg, params, tokens_BQ, ())
+
+  def put(caches, which):
+    return tuple(
+      lax.dynamic_update_slice(
+        all_BGTC, new[which].swapaxes(1, 2), (first, 0, 0, 0)
+      )
+      for all_BGTC, new in zip(caches, rows, strict=True)
+    )
+
+  return hidden_BQD, KVCache(put(cache.k, 0), put(cache.v, 1), cache.length_B)
+
+
+def _read(cfg, params, tokens_BT, taps):
+  """What `_layers` gives of whole sequences, and keys and values by layer."""
   B, T = tokens_BT.shape
   position_BT = jnp.broadcast_to(jnp.arange(T), (B, T))
   rope = nn.rotary(position_BT, cfg.head_dim, cfg.rope_base, cfg.rope_scaling)
+  rows = []
 
   def attend(layer, i, qkv):
     del i
     q, k, v = nn.split_qkv(qkv, rope, layer.head_norms, cfg.norm_eps)
+    rows.append((k, v))
     return nn.attend_causally(q, k, v)
 
-  return _layers(cfg, params, tokens_BT, taps, attend)
+  return _layers(cfg, params, tokens_BT, taps, attend), rows
 
 
 def _layers(cfg, params, tokens, taps, attend):

@@ -123,3 +123,31 @@ def test_training_is_drawn_against_tokens():
   assert line.get_xydata().tolist() == [[1.0, 2.0], [3.0, 2.5]]
   with pytest.raises(ValueError, match='^curves: expected at least one'):
     figures.against_tokens({'a': []}, title='x', label='measured', unit='t')
+
+
+def test_predicted_against_measured():
+  points = {'a': ([1, 10], [2, 9]), 'b': ([0.1, 100], [0.1, 90])}
+  figure = figures.predicted_against(
+    points, title='law', label='measured', unit='J'
+  )
+  (axes,) = figure.axes
+  *drawn, diagonal = axes.lines
+  for line, (x, y) in zip(drawn, points.values(), strict=True):
+    np.testing.assert_array_equal(line.get_xydata().T, [x, y])
+  np.testing.assert_array_equal(diagonal.get_xydata(), [[0.1] * 2, [100] * 2])
+  assert axes.get_xscale() == axes.get_yscale() == 'log'
+  assert axes.get_xlabel() == 'measured, J'
+  with pytest.raises(ValueError, match='points: expected at least one group'):
+    figures.predicted_against({}, title='law', label='measured', unit='J')
+
+
+def test_parts_are_stacked():
+  bars = {'short': {'read': 1.0, 'write': 2.0}, 'long': {'read': 5, 'write': 3}}
+  figure = figures.stacked(bars, title='law', label='measured', unit='J')
+  (axes,) = figure.axes
+  ends = [(p.get_x(), p.get_x() + p.get_width()) for p in axes.patches]
+  assert ends == [(0, 1), (0, 5), (1, 3), (5, 8)]
+  ticks = [tick.get_text() for tick in axes.get_yticklabels()]
+  assert ticks == ['short', 'long']
+  with pytest.raises(ValueError, match='parts: expected at least one bar'):
+    figures.stacked({}, title='law', label='measured', unit='J')
