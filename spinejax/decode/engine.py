@@ -92,7 +92,7 @@ class Engine:
     self._batch = Batch(target, draft, settings, stop_ids, step, extra)
     self._stop_ids = list(stop_ids)
     self.target, self.draft, self.settings = target, draft, settings
-    self.counters, self._clock = Counters(), clock
+    self.counters, self.clock = Counters(), clock
     self._queue: collections.deque[Ticket] = collections.deque()
     self._lock = threading.Condition()
     self._readers: list[_Reading | None] = [None] * settings.readers
@@ -123,7 +123,7 @@ class Engine:
     """
     rows = self.draft.drafter.slots + 1
     request.check(self.target, self.settings.capacity, rows)
-    ticket = Ticket(request, on_tokens, self._clock())
+    ticket = Ticket(request, on_tokens, self.clock())
     with self._lock:
       if len(self._queue) >= self.settings.queue:
         self.counters.refused += 1
@@ -184,7 +184,7 @@ class Engine:
 
   def _end(self) -> None:
     """Ends what was cancelled or has run out of time."""
-    now, ended = self._clock(), []
+    now, ended = self.clock(), []
     with self._lock:
       late = [ticket for ticket in self._queue if ticket.ending(now)]
       for ticket in late:
@@ -307,4 +307,4 @@ class Engine:
     if finish is not None:
       self.counters.finished[finish] += 1
     self.counters.emitted_tokens += len(new)
-    ticket.deliver(np.asarray(new, np.int32), self._clock(), finish)
+    ticket.deliver(np.asarray(new, np.int32), self.clock(), finish)

@@ -5,6 +5,7 @@ notebook; `decode.loop` compiles it into an on-device loop.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,7 @@ def step(
   state: DecodeState,
   sampling: Sampling,
   limit_B: jax.Array | None = None,
+  judge: Callable[..., Verdict] = verify,
 ) -> Round:
   """One round for every request that is not done.
 
@@ -96,6 +98,7 @@ def step(
     limit_B: proposals to verify, 0..S, at most; those beyond are dropped. It
       must not depend on the tokens proposed in this round, or the output law
       changes (arXiv 2607.05147, appendix A).
+    judge: what decides, like `verify`.
   """
   with jax.named_scope('extend'):
     draft_cache = drafter.extend(
@@ -131,7 +134,7 @@ def step(
     )
     logits_BKV = unembed(out.hidden_BQD, params.target.head_VD)
   with jax.named_scope('accept'):
-    verdict = verify(logits_BKV, proposal, sampling, state.seed_B, position_B)
+    verdict = judge(logits_BKV, proposal, sampling, state.seed_B, position_B)
   with jax.named_scope('commit'):
     state = dataclasses.replace(state, draft_cache=draft_cache)
     state = commit(state, proposal, verdict, out)

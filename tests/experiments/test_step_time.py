@@ -92,7 +92,10 @@ def test_without_a_drafter_the_widest_step_is_profiled(tmp_path):
     (dict(batches='(0,)'), 'batches has 0, expected whole numbers >= 1'),
     (dict(contexts='(1,)'), 'contexts has 1, expected whole numbers >= 2'),
     (dict(rows="('a',)"), "rows has 'a', expected whole numbers >= 1"),
-    (dict(drafters="('x',)"), "drafters has 'x', expected dspine or dflash"),
+    (
+      dict(drafters="('x',)"),
+      "drafters has 'x', expected one of dspine, dflash2, dflash",
+    ),
     (dict(rounds=0), 'rounds = 0, expected at least 1'),
     (dict(capacity=37), 'capacity = 37 is too small: context 30 needs 38'),
     (dict(batches='(10_000_000,)'), '..., batch 10000000, capacity 128: ...'),
