@@ -32,6 +32,11 @@ _FREE = (
 )  # fmt: skip
 # Throughput of DSpine over that of these, arXiv 2609.36173, Qwen3-8B.
 PAPER = {'dflash2': '+11.1 %', 'dflash': '+23.3 %'}
+# Columns of milliseconds.
+_TIMES = {
+  'first': 'ttft_ms_p50', '95 %': 'ttft_ms_p95',
+  'next': 'token_ms_p50', '99 %': 'token_ms_p99',
+}  # fmt: skip
 _KEYS = ('dataset', 'load', 'concurrency', 'rate', 'repeat', 'drafter')
 
 
@@ -217,19 +222,20 @@ def show(table: list[dict], rows: list[dict]) -> None:
     at = row.get('concurrency') or f'{row["rate"]:g}/s'
     line = {
       'dataset': row['dataset'], 'load': f'{row["load"]} {at}',
-      'drafter': row['drafter'], 'tok/round': f'{row["tokens_per_round"]:.2f}',
+      'drafter': row['drafter'], 't/round': f'{row["tokens_per_round"]:.2f}',
       'tok/s': f'{row["tokens_per_s"]:.0f}',
       'each': f'{row["request_tokens_per_s"]:.0f}',
     }  # fmt: skip
-    for key, q in (('ttft', 50), ('ttft', 95), ('token', 50), ('token', 99)):
-      value = row.get(f'{key}_ms_p{q}')
-      line[f'{key} p{q}'] = '-' if value is None else f'{value:.1f}'
+    for column, key in _TIMES.items():
+      value = row.get(key)
+      line[column] = '-' if value is None else f'{value:.1f}'
     gain = row.get('speedup_vs_plain')
     lines.append(line | {'x plain': '-' if gain is None else f'{gain:.2f}'})
   report.table.print_columns(lines, names=3)
   print(
-    'tok/s: all clients; each: a request, median; ttft: ms from asking to the '
-    'first\ntoken; token: ms between tokens'
+    't/round: tokens a round; tok/s: all clients; each: a request, median; '
+    'first:\nms from asking to the first token, median and 95 %; next: ms '
+    'between tokens,\nmedian and 99 %'
   )
   for row in rows:
     if row['load'] == 'prefix':

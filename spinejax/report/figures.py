@@ -182,7 +182,7 @@ def by_load(
     axis.set_minor_locator(ticker.NullLocator())
   axes.set_xlabel(load, color=_INK)
   axes.set_ylabel(unit, color=_INK)
-  _finish(axes, title, label)
+  _finish(axes, title, label, loc='upper left')
   return figure
 
 
