@@ -90,7 +90,7 @@ class Engine:
     if stop_ids is None:
       stop_ids = target.tokenizer.stop_ids
     self._batch = Batch(target, draft, settings, stop_ids, step, extra)
-    self._stop_ids = list(stop_ids)
+    self._stop_ids, self._rows = list(stop_ids), draft.drafter.slots + 1
     self.target, self.draft, self.settings = target, draft, settings
     self.counters, self.clock = Counters(), clock
     self._queue: collections.deque[Ticket] = collections.deque()
@@ -121,8 +121,7 @@ class Engine:
       InputError: the request cannot be answered.
       Overloaded: the queue is full.
     """
-    rows = self.draft.drafter.slots + 1
-    request.check(self.target, self.settings.capacity, rows)
+    request.check(self.target, self.settings.capacity, self._rows)
     ticket = Ticket(request, on_tokens, self.clock())
     with self._lock:
       if len(self._queue) >= self.settings.queue:
@@ -134,6 +133,13 @@ class Engine:
       self._queue.append(ticket)
       self._lock.notify()
     return ticket
+
+  def room(self, prompt_tokens: int) -> int:
+    """Tokens that an answer to such a prompt can have; below 1: none."""
+    most = min(
+      self.settings.capacity - self._rows, self.target.cfg.max_position
+    )
+    return most - prompt_tokens
 
   @property
   def waiting(self) -> int:
