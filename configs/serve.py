@@ -1,8 +1,8 @@
 """A server for OpenAI's clients: SmolLM2-135M with its DSpine.
 
 Claim: existing clients and load generators can be pointed at it.
-Hardware: any; compiling takes half a minute on two CPU cores, on which it
-answers with about 20 tokens a second.
+Hardware: any; compiling takes one to three minutes on two CPU cores, on which
+one request at a time gets about 20 tokens a second.
 Commands:
   python -m experiments.serve --config=configs/serve.py
   curl http://127.0.0.1:8000/v1/chat/completions -d '{"messages":
@@ -31,7 +31,7 @@ def get_config():
   c.engine.slots = 4
   c.engine.capacity = 2048
   c.engine.readers = 1
-  c.engine.chunks = (32, 128)
+  c.engine.chunks = (64,)  # the prefix cache's blocks, too
   c.engine.widths = (1,)
   c.engine.rounds = 4
   c.engine.prefix_blocks = 32

@@ -52,7 +52,7 @@ def survival_of_mean(tokens_per_round: float, slots: int) -> list[float]:
   def survival(a):
     return [a**j for j in range(1, slots + 1)]
 
-  a = scipy.optimize.brentq(
-    lambda a: 1 + sum(survival(a)) - tokens_per_round, 0.0, 1.0
-  )
-  return survival(a)
+  def beyond(a):
+    return 1 + sum(survival(a)) - tokens_per_round
+
+  return survival(scipy.optimize.brentq(beyond, 0.0, 1.0))
