@@ -38,8 +38,8 @@ def get_config(variant: str = 'smollm2'):
   # measured; not for synthetic, whose prompts are random.
   c.prompts = 'humaneval,arithmetic'
   c.limit = 8 if cpu else 0  # prompts of each; 0: all
-  c.prompt_tokens = 1000  # of synthetic prompts
-  c.max_new_tokens = 32 if cpu else 256
+  c.prompt_tokens = 128  # of synthetic prompts
+  c.max_new_tokens = 32 if cpu else 512 if synthetic else 256
   c.temperature = 0.0
   c.top_k = 0
   c.top_p = 1.0
@@ -48,8 +48,8 @@ def get_config(variant: str = 'smollm2'):
   # Closed loop: so many clients, each of which asks so many times; of few
   # clients, so many requests in all at least.
   c.concurrencies = (1, 2) if cpu else (1, 2, 4, 8, 16, 32)
-  c.per_client = 2 if cpu else 4
-  c.requests = 4 if cpu else 8
+  c.per_client = 2 if cpu else 3 if synthetic else 6
+  c.requests = 4 if cpu or synthetic else 16
   # Open loop: Poisson arrivals a second, at as many slots as the most clients.
   c.rates = (0.5,) if cpu else (4.0, 16.0) if synthetic else (8.0, 32.0)
   c.arrivals = 4 if cpu else 64  # requests of each rate
@@ -73,11 +73,11 @@ def get_config(variant: str = 'smollm2'):
   c.prefix.cached = 0.9
   c.prefix.repeats = 1 if cpu else 5
 
+  c.slots_per_reader = 8  # for so many slots a prompt can be read
   # The engine; see `spinejax.decode.batch.Settings`.
   c.engine = ml_collections.ConfigDict()
-  c.engine.readers = 1
-  c.engine.chunks = (32, 128)
-  c.engine.rounds = 8
+  c.engine.chunks = (32, 128) if cpu else (128,)
+  c.engine.rounds = 8 if synthetic else 16
   c.engine.widths = ()  # of the open loop
 
   c.drafter = ml_collections.ConfigDict()  # of synthetic ones

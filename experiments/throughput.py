@@ -16,6 +16,7 @@ from experiments.workload import Work, prepare, requests_of
 from spinejax import report
 from spinejax.decode import forced, load
 from spinejax.decode.batch import Settings
+from spinejax.decode.batch import check as check_settings
 from spinejax.decode.engine import Engine
 from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.ticket import Request
@@ -45,7 +46,7 @@ def check(config) -> None:
   common.file_name('name', config.name)
   common.positive(
     config, 'max_new_tokens', 'prompt_tokens', 'per_client', 'requests',
-    'arrivals', 'repeats',
+    'arrivals', 'repeats', 'slots_per_reader',
   )  # fmt: skip
   decoding.check_drafters(config)
   if config.synthetic:
@@ -70,14 +71,16 @@ def check(config) -> None:
       f'prefix.cached = {config.prefix.cached}, expected between 0 and 1'
     )
   check_sampling(config.temperature, config.top_k, config.top_p)
-  settings_of(config, 1, 1)
+  settings_of(config, 1, 2**20)
 
 
 def settings_of(config, slots: int, capacity: int, **more) -> Settings:
   """The engine's settings; the queue holds whoever comes."""
   own = config.engine.to_dict() | dict(widths=()) | more
-  capacity = max(capacity, *own['chunks'])
-  return Settings(slots=slots, capacity=capacity, queue=2**20, **own)
+  return Settings(
+    slots=slots, capacity=capacity, queue=2**20,
+    readers=max(slots // config.slots_per_reader, 1), **own,
+  )  # fmt: skip
 
 
 def engine_of(
@@ -303,6 +306,9 @@ def main(config):
   target, drafters, works = prepare(config)
   longest = max(len(prompt) for work in works for prompt in work.prompts)
   capacity = capacity_bucket(longest + config.max_new_tokens + config.block)
+  for model in drafters.values():
+    most = settings_of(config, max(config.concurrencies), capacity)
+    check_settings(target, model, most)
   cells = cells_of(config, drafters, works)
   if config.prefix.repeats:
     cells.append({'load': 'prefix', 'drafter': list(drafters)[-1]})

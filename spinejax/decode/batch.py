@@ -39,9 +39,10 @@ class Settings:
       is cut into pieces of the last size, and one that holds the rest.
     widths: fewer rows than `slots` that rounds are compiled for, ascending; a
       turn takes the first that reaches to the last busy slot.
-    rounds: rounds in a turn at most, one while a prompt waits to be read or a
-      request for its first token; None: until as many slots are free as there
-      are readers, which suits data that nobody waits for.
+    rounds: rounds in a turn at most, fewer where an eighth of the requests has
+      ended, and one while a prompt is being read or a request has no token yet;
+      None: until as many slots are free as there are readers, which suits data
+      that nobody waits for.
     prefix_blocks: blocks (pieces of the last size) that the prefix cache
       keeps.
     queue: requests that may wait.

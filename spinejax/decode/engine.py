@@ -27,6 +27,10 @@ from spinejax.decode.ticket import Overloaded, Request, Ticket
 from spinejax.drafters.base import DraftModel
 from spinejax.target.loading import Target
 
+# The host looks as soon as such a share of the busy slots has ended: each time
+# costs as much as some rounds of a small model.
+_GROUPS = 8
+
 
 @dataclasses.dataclass
 class Counters:
@@ -274,17 +278,17 @@ class Engine:
     busy = [slot for slot, t in enumerate(self._slots) if t is not None]
     widths = *self.settings.widths, self.settings.slots
     width = next(width for width in widths if width > busy[-1])
-    most = self.settings.rounds
-    if most is None:
-      most = UNLIMITED
-    elif any(r is not None and r.left for r in self._readers) or any(
-      not self._slots[slot].tokens for slot in busy
-    ):
-      most = 1
-    wanted = min(self.settings.readers, self.waiting, len(busy)) or len(busy)
     # All rows but the busy ones are done.
-    enough = width - len(busy) + wanted
-    news = self._batch.rounds(width, most, enough, self._seen_B)
+    idle = width - len(busy)
+    if self.settings.rounds is None:
+      most = UNLIMITED
+      wanted = min(self.settings.readers, self.waiting, len(busy)) or len(busy)
+    else:
+      reading = any(r is not None and r.left for r in self._readers)
+      fresh = any(not self._slots[slot].tokens for slot in busy)
+      most = 1 if reading or fresh else self.settings.rounds
+      wanted = -(-len(busy) // _GROUPS)
+    news = self._batch.rounds(width, most, idle + wanted, self._seen_B)
     for slot in busy:
       ticket, done = self._slots[slot], bool(news.done_B[slot])
       new = news.tokens_BT[slot, : news.length_B[slot] - self._seen_B[slot]]

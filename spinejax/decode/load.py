@@ -26,9 +26,10 @@ class Load:
     tickets: those that were taken, in the order of the requests.
     asked: the clock when each of them was meant to be asked.
     refused: requests that found the queue full.
-    began, ended: the clock at the first request, and when the load was no
-      longer full: in a closed loop when a client found nothing more to ask, in
-      an open one when all was answered.
+    began, ended: the clock between which tokens are counted: in a closed loop
+      while all clients are being answered, from the last one's first token
+      until one finds nothing more to ask (or from the first request on, if it
+      never comes to that); in an open one from the start until all is answered.
   """
 
   tickets: list[Ticket]
@@ -60,6 +61,9 @@ def closed_loop(
   for _ in range(min(concurrency, len(requests))):
     ask()
   engine.run()
+  full = max(ticket.deliveries[0][0] for ticket in tickets[:concurrency])
+  if full < ended[0]:
+    began = full
   asked = [ticket.submitted for ticket in tickets]
   return Load(tickets, asked, 0, began, ended[0])
 
@@ -101,7 +105,7 @@ def poisson(count: int, rate: float, seed: int) -> list[float]:
 def measured(load: Load) -> dict[str, Any]:
   """Keys of a metric row.
 
-  `tokens_per_s`: tokens that all clients got while the load was full.
+  `tokens_per_s`: tokens that all clients got between `began` and `ended`.
   `request_tokens_per_s`: of an answer, from asking to its end; the median.
   `ttft_ms`: from asking to the first tokens. `token_ms`: between tokens; those
   that came together share the time since the last ones. `p50` and so on are
@@ -112,7 +116,8 @@ def measured(load: Load) -> dict[str, Any]:
     if not ticket.deliveries:
       continue
     times, counts = np.array(ticket.deliveries).T
-    within += int(counts[times <= load.ended].sum())
+    counted = (load.began < times) & (times <= load.ended)
+    within += int(counts[counted].sum())
     firsts.append(times[0] - asked)
     gaps.append(np.repeat(np.diff(times) / counts[1:], counts[1:].astype(int)))
     rates.append(counts.sum() / (ticket.finished - asked))

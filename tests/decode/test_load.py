@@ -60,10 +60,10 @@ def test_closed_loop():
   done = load.closed_loop(engine, [Request([1], 5)] * 6, 2)
   assert engine.most == 2
   assert [t.submitted for t in done.tickets] == [0, 0, 3, 3, 6, 6]
-  assert (done.began, done.ended) == (0, 9)
+  assert (done.began, done.ended) == (1, 9)
   row = load.measured(done)
   assert row['emitted'] == 30 and row['requests'] == 6
-  assert row['tokens_per_s'] == pytest.approx(30 / 9)
+  assert row['tokens_per_s'] == pytest.approx(28 / 8)
   assert row['request_tokens_per_s'] == pytest.approx(5 / 3)
   for q in (50, 95, 99):
     assert row[f'ttft_ms_p{q}'] == pytest.approx(1000)
@@ -73,8 +73,16 @@ def test_closed_loop():
 def test_a_closed_loop_counts_while_all_clients_are_busy():
   requests = [Request([1], n) for n in (1, 9, 3)]
   done = load.closed_loop(Clockwork(slots=2), requests, 2)
-  assert (done.ended, max(t.finished for t in done.tickets)) == (3, 5)
-  assert load.measured(done)['tokens_per_s'] == pytest.approx((1 + 5 + 3) / 3)
+  assert (done.began, done.ended) == (1, 3)
+  assert max(ticket.finished for ticket in done.tickets) == 5
+  assert load.measured(done)['tokens_per_s'] == pytest.approx((4 + 3) / 2)
+
+
+def test_a_closed_loop_that_is_never_full():
+  requests = [Request([1], n) for n in (1, 1)]
+  done = load.closed_loop(Clockwork(slots=1), requests, 2)
+  assert (done.began, done.ended) == (0, 1)
+  assert load.measured(done)['tokens_per_s'] == pytest.approx(1)
 
 
 def test_open_loop():

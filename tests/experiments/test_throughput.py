@@ -97,7 +97,7 @@ def test_other_settings_are_refused(tmp_path, refused):
   config.concurrencies, config.rates, config.repeats = (64,), (), 2
   assert throughput.resumed(config, path) == [row]
   config.max_new_tokens = 9
-  with refused(f'max_new_tokens = 9, but {path} was begun with 256; ...'):
+  with refused(f'max_new_tokens = 9, but {path} was begun with 512; ...'):
     throughput.resumed(config, path)
 
 
