@@ -235,7 +235,8 @@ class Engine:
     """Reads a chunk of prompts; all of them where nobody waits for tokens."""
     block = self.settings.chunks[-1]
     while some := [r for r in self._readers if r is not None and r.left]:
-      chunk = self._chunk(some[0])
+      # That of the prompt that came first: none waits forever.
+      chunk = self._chunk(min(some, key=lambda r: r.ticket.submitted))
       count_B = np.zeros(len(self._readers), np.int32)
       for i, reading in enumerate(self._readers):
         # One whose next piece has another size waits for it.
@@ -256,12 +257,13 @@ class Engine:
     return next((size for size in sizes if size >= reading.left), sizes[-1])
 
   def _seat(self) -> None:
-    """Puts prompts that have been read into free slots, the lowest first."""
+    """Puts prompts that have been read into the lowest free slots."""
     free = [slot for slot, ticket in enumerate(self._slots) if ticket is None]
     read = [
       i for i, reading in enumerate(self._readers)
       if reading is not None and not reading.left
     ]  # fmt: skip
+    read.sort(key=lambda i: self._readers[i].ticket.submitted)
     seats = dict(zip(read, free, strict=False))
     if not seats:
       return

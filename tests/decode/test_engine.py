@@ -77,11 +77,9 @@ def together(engine, asked, order, turns_between=0):
 
 @pytest.fixture(scope='module')
 def warm():
-  """An engine that has all programs, also for fewer rows than slots."""
+  """An engine that has all programs."""
   before = len(COMPILATIONS)
-  engine = make(
-    settings=Settings(**vars(SETTINGS) | dict(widths=(1,), prefix_blocks=5))
-  )
+  engine = make(settings=Settings(**vars(SETTINGS) | dict(prefix_blocks=5)))
   engine.warm_up()
   assert len(COMPILATIONS) > before, 'the counter does not count'
   return engine
@@ -100,7 +98,6 @@ def expected(warm, asked):
 
 def test_nothing_compiles_after_the_warm_up(warm, asked, expected):
   before = len(COMPILATIONS)
-  # The toy's products do not depend on the number of rows.
   assert together(warm, asked, range(14), 4) == expected
   ticket = warm.submit(Request([1, 2], 90, timeout_s=0.5))
   warm.step()
@@ -141,6 +138,29 @@ def test_a_drafter_with_a_cache_and_the_prefix_cache(asked, expected):
   for one, other in zip(first, again, strict=True):
     assert one.tokens == other.tokens
     assert one.accepted_hist.tolist() == other.accepted_hist.tolist()
+
+
+def test_fewer_rows_than_slots(asked, expected):
+  """The toy's products do not depend on them, so this is exact too."""
+  settings = Settings(**vars(SETTINGS) | dict(widths=(1,)))
+  engine = make(settings=settings)
+  engine.warm_up(sampled=False)
+  greedy = [i for i, request in enumerate(asked) if not request.temperature]
+  before = len(COMPILATIONS)
+  found = together(engine, [asked[i] for i in greedy], range(len(greedy)), 9)
+  assert found == [expected[i] for i in greedy]
+  assert len(COMPILATIONS) == before
+
+
+def test_none_waits_forever_to_be_read():
+  """One whose pieces are small is read though large ones keep coming."""
+  engine = make()
+  engine.submit(Request(toy.prompts(200)[0], 2))
+  small = engine.submit(Request(toy.prompts(9)[0], 2))
+  for turn in range(9):
+    engine.submit(Request(toy.prompts(60 + turn)[0], 2))
+    engine.step()
+  assert small.finish == 'length'
 
 
 def test_stop_tokens():

@@ -14,7 +14,7 @@ TINY = pathlib.Path(__file__).parents[1] / 'golden' / 'transformers' / 'qwen3'
 SMALL = {
   'target': TINY, 'dtype': 'float32', 'block': 3, 'drafters': "('dflash',)",
   'prompt_tokens': 20, 'max_new_tokens': 12, 'concurrencies': '(1,)',
-  'per_client': 2, 'requests': 4, 'rates': '()', 'arrivals': 3,
+  'per_client': 2, 'requests': 4, 'rates': '(50.0,)', 'arrivals': 3,
   'acceptance.paper.dflash': 2.0, 'acceptance.measured': 'same',
   'prefix.tokens': 64, 'prefix.repeats': 1, 'engine.chunks': '(16,)',
   'drafter.layers': 1, 'drafter.taps': 1, 'drafter.rank': 8,
@@ -58,13 +58,16 @@ def test_throughput(folder):
   assert result['label'] == 'synthetic'
   rows = [row for row in result['metrics'] if 'repeats' not in row]
   *loads, prefix = rows
-  assert [(r['dataset'], r['concurrency'], r['drafter']) for r in loads] == [
-    (name, 1, drafter)
+  assert [(r['dataset'], r['load'], r['drafter']) for r in loads] == [
+    (name, load, drafter)
     for name in ('measured', 'paper')
+    for load in ('closed', 'open')
     for drafter in ('plain', 'dflash')
   ]
+  assert 'closed 1' in done.out and 'open 50/s' in done.out
   for row in loads:
-    assert row['requests'] == 4 and row['emitted'] == 48
+    assert row['emitted'] == 12 * row['requests']
+    assert row['requests'] == (4 if row['load'] == 'closed' else 3)
     assert row['ttft_ms_p50'] <= row['ttft_ms_p95'] <= row['ttft_ms_p99']
     assert (row['tokens_per_round'] > 1) == (row['drafter'] == 'dflash')
   # Of 0.25 in both slots: the mean over the rows of the file.
@@ -76,14 +79,10 @@ def test_throughput(folder):
   assert path.with_suffix('.png').stat().st_size > 10_000
   assert list((folder / 'runs' / 'throughput' / 'tiny').glob('events.*'))
 
-  # Another load is added to what is there.
-  more = run(folder, rates='(50.0,)')
-  assert more.status == 0, more.err
-  then = [r for r in results.load(path)['metrics'] if 'repeats' not in r]
-  assert [row for row in then if row['load'] != 'open'] == rows
-  added = [row for row in then if row['load'] == 'open']
-  assert [row['rate'] for row in added] == [50.0] * 4
-  assert 'closed 1' in more.out and 'open 50/s' in more.out
+  again = run(folder)
+  assert again.status == 0, again.err
+  assert results.load(path)['metrics'] == result['metrics']
+  assert again.out == done.out
 
 
 def test_other_settings_are_refused(tmp_path, refused):

@@ -57,11 +57,18 @@ def client(engine):
     yield made
 
 
+def said(prompt, count=9):
+  """What the target says after a prompt."""
+  engine = make_engine()
+  ticket = engine.submit(Request(prompt, count))
+  engine.run()
+  return Words().decode(ticket.tokens)
+
+
 @pytest.fixture(scope='module')
 def answer(engine):
-  """What the target says after the chat."""
-  ids = [3, 1, 4, 1, 5]
-  return toy.answers(toy.target(), plain_model(), [ids], max_new_tokens=9)[0]
+  """What it says after the chat."""
+  return said([3, 1, 4, 1, 5])
 
 
 def events(response):
@@ -77,7 +84,7 @@ def test_chat(client, answer):
   assert found['model'] == 'toy-qwen3'
   (choice,) = found['choices']
   assert choice['message']['role'] == 'assistant'
-  assert choice['message']['content'] == Words().decode(answer)
+  assert choice['message']['content'] == answer
   assert choice['finish_reason'] == 'length'
   assert found['usage']['prompt_tokens'] == 5
   assert found['usage']['completion_tokens'] == 9
@@ -93,7 +100,7 @@ def test_chat_streamed(client, answer):
   texts = [
     part['choices'][0]['delta'].get('content', '') for part in [*parts, last]
   ]
-  assert ''.join(texts) == Words().decode(answer)
+  assert ''.join(texts) == answer
   assert last['choices'][0]['finish_reason'] == 'length'
   assert used['choices'] == [] and used['usage']['total_tokens'] == 14
 
@@ -103,7 +110,6 @@ def test_completions_of_several_prompts(client, stream):
   """Text or ids; more of them than there are slots."""
   prompts = toy.prompts(5, 70, 2)
   texts = [' '.join(map(str, prompt)) for prompt in prompts]
-  wanted = toy.answers(toy.target(), plain_model(), prompts, max_new_tokens=9)
   for given in (texts, prompts):
     body = dict(prompt=given, max_tokens=9, temperature=0, stream=stream)
     response = client.post('/v1/completions', json=body)
@@ -111,7 +117,7 @@ def test_completions_of_several_prompts(client, stream):
     for part in events(response) if stream else [response.json()]:
       for choice in part['choices']:
         found[choice['index']] += choice['text']
-    assert found == [Words().decode(one) for one in wanted]
+    assert found == [said(prompt) for prompt in prompts]
 
 
 def test_a_seed_is_an_answer(client):
@@ -134,7 +140,7 @@ def test_without_a_cap_there_is_one(client):
 
 
 def test_stop_strings(client, answer):
-  text = Words().decode(answer)
+  text = answer
   stop = text[len(text) // 2 : len(text) // 2 + 3]
   body = CHAT | dict(max_tokens=200, stop=[stop, 'never'])
   (choice,) = client.post('/v1/chat/completions', json=body).json()['choices']
