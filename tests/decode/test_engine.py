@@ -3,6 +3,7 @@ it; and what ends a request ends it for itself only."""
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
@@ -124,8 +125,21 @@ def test_what_the_prefix_cache_has_changes_nothing(asked, expected):
   assert engine.counters.cached_tokens % 64 == 0
 
 
+def cached_rows(engine, ticket):
+  """Keys and values of both caches that a request has left in its slot."""
+  state = jax.device_get(engine._batch._state)
+  known = [*ticket.request.prompt, *ticket.tokens]
+  of = (state.tokens_BT[:, : len(known)] == known).all(axis=1)
+  slot = int(np.flatnonzero(of)[0])
+  return [
+    rows_BGTC[slot, :, : cache.length_B[slot]]
+    for cache in (state.target_cache, state.draft_cache)
+    for rows_BGTC in (*cache.k, *cache.v)
+  ]
+
+
 def test_a_drafter_with_a_cache_and_the_prefix_cache(asked, expected):
-  """Same tokens and, since its context is restored too, same rounds."""
+  """Same tokens, and same rows of both caches to the last bit."""
   settings = Settings(**vars(SETTINGS) | dict(prefix_blocks=9))
   greedy = [i for i, request in enumerate(asked) if not request.temperature]
   engine, runs = make(toy.dflash_model(), settings), []
@@ -138,6 +152,20 @@ def test_a_drafter_with_a_cache_and_the_prefix_cache(asked, expected):
   for one, other in zip(first, again, strict=True):
     assert one.tokens == other.tokens
     assert one.accepted_hist.tolist() == other.accepted_hist.tolist()
+  last = next(t for t in reversed(again) if t.cached)
+  other = make(toy.dflash_model())
+  ticket = other.submit(last.request)
+  other.run()
+  alone = cached_rows(other, ticket)
+  for i in greedy[:2]:
+    engine.submit(asked[i])
+  last = engine.submit(last.request)
+  engine.run()
+  assert last.cached
+  together = cached_rows(engine, last)
+  assert len(alone) == 8 and alone[0].shape[1] > len(last.request.prompt)
+  for one, other in zip(alone, together, strict=True):
+    np.testing.assert_array_equal(one, other)
 
 
 def test_fewer_rows_than_slots(asked, expected):
@@ -155,10 +183,10 @@ def test_fewer_rows_than_slots(asked, expected):
 def test_none_waits_forever_to_be_read():
   """One whose pieces are small is read though large ones keep coming."""
   engine = make()
-  engine.submit(Request(toy.prompts(200)[0], 2))
+  engine.submit(Request(toy.prompts(60)[0], 2))
   small = engine.submit(Request(toy.prompts(9)[0], 2))
   for turn in range(9):
-    engine.submit(Request(toy.prompts(60 + turn)[0], 2))
+    engine.submit(Request(toy.prompts(60 - turn)[0], 2))
     engine.step()
   assert small.finish == 'length'
 
