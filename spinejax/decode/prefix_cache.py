@@ -17,6 +17,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -53,25 +54,32 @@ class BlockIndex:
 
   def match(self, keys: Sequence[bytes]) -> list[int]:
     """Slots of the leading blocks that are there."""
-    found = []
-    for key in keys:
-      if key not in self._slot_of:
-        break
-      found.append(self._slot_of[key])
-    # The first block last: without it the others are of no use.
-    for key in reversed(keys[: len(found)]):
-      self._slot_of.move_to_end(key)
-    return found
+    there = list(itertools.takewhile(self._slot_of.__contains__, keys))
+    self._use(there)
+    return [self._slot_of[key] for key in there]
 
-  def add(self, key: bytes) -> int | None:
-    """The slot to put a block into; None if it is there already."""
-    if key in self._slot_of:
+  def add(self, keys: Sequence[bytes], number: int) -> int | None:
+    """The slot to put one of a prompt's blocks into.
+
+    None if it is there already, or has no place: all are taken by the blocks
+    before it, or one of those is gone.
+    """
+    key, before = keys[number], keys[:number]
+    if key in self._slot_of or not all(k in self._slot_of for k in before):
       return None
     if not self._free:
-      _, slot = self._slot_of.popitem(last=False)
-      self._free.append(slot)
+      oldest = next(iter(self._slot_of))
+      if oldest in before:
+        return None
+      self._free.append(self._slot_of.pop(oldest))
     self._slot_of[key] = slot = self._free.pop()
+    self._use(keys[: number + 1])
     return slot
+
+  def _use(self, keys: Sequence[bytes]) -> None:
+    """The first one last: without it the others are of no use."""
+    for key in reversed(keys):
+      self._slot_of.move_to_end(key)
 
   def __len__(self) -> int:
     """Blocks that are kept."""
@@ -120,8 +128,8 @@ class PrefixCache:
   def keep(
     self, state: DecodeState, row: int, keys: Sequence[bytes], number: int
   ) -> None:
-    """Keeps a block that has been read into both caches, unless it is kept."""
-    slot = self.index.add(keys[number])
+    """Keeps a block that has been read into both caches, if it is to be."""
+    slot = self.index.add(keys, number)
     if slot is not None:
       self._keep(state, row, number * self.block, slot)
 
