@@ -51,8 +51,8 @@ def get_config(variant: str = 'smollm2'):
   c.per_client = 2 if cpu else 3 if synthetic else 6
   c.requests = 4 if cpu or synthetic else 16
   # Open loop: Poisson arrivals a second, at as many slots as the most clients.
-  c.rates = (0.5,) if cpu else (4.0, 16.0) if synthetic else (8.0, 32.0)
-  c.arrivals = 4 if cpu else 64  # requests of each rate
+  c.rates = (0.5,) if cpu else (6.0,) if synthetic else (16.0, 64.0)
+  c.arrivals = 4 if cpu else 48 if synthetic else 128  # requests of each rate
   c.repeats = 1  # of everything, drafters in turn
 
   # Synthetic: P(proposals 1..j are all accepted), by distribution and drafter:
