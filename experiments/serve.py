@@ -22,6 +22,7 @@ def application(config):
     ) from None
   if not 0 < config.port < 2**16:
     raise InputError(f'port = {config.port}, expected 1..65535')
+  common.positive(config, 'connections')
   dtype, mesh = common.dtype(config.dtype), make_mesh(config.mesh)
   settings, limits = Settings(**config.engine), Limits(**config.limits)
   target = load_target(config.target, dtype, mesh)
@@ -41,7 +42,7 @@ def main(config):
   print(f'http://{config.host}:{config.port}/v1')
   uvicorn.run(
     app, host=config.host, port=config.port, log_level='warning',
-    timeout_keep_alive=5, limit_concurrency=config.connections,
+    limit_concurrency=config.connections, timeout_graceful_shutdown=5,
   )  # fmt: skip
 
 
