@@ -19,6 +19,7 @@ from spinejax.decode.batch import Settings
 from spinejax.decode.batch import check as check_settings
 from spinejax.decode.engine import Engine
 from spinejax.decode.loop import capacity_bucket
+from spinejax.decode.request import check_context
 from spinejax.decode.ticket import Request
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
@@ -38,6 +39,7 @@ _TIMES = {
   'first': 'ttft_ms_p50', '95 %': 'ttft_ms_p95',
   'next': 'token_ms_p50', '99 %': 'token_ms_p99',
 }  # fmt: skip
+_PREFIX_NEW = 16  # tokens of answers that are compared
 _KEYS = ('dataset', 'load', 'concurrency', 'rate', 'repeat', 'drafter')
 
 
@@ -96,6 +98,16 @@ def engine_of(
   return engine
 
 
+def check_sizes(config, target, drafters, longest: int, capacity: int) -> None:
+  """Refuses loads that the target's context or the memory is too small for."""
+  check_context(target, None, longest, config.max_new_tokens)
+  if config.prefix.repeats:
+    check_context(target, None, config.prefix.tokens, _PREFIX_NEW)
+  most = settings_of(config, max(config.concurrencies), capacity)
+  for model in drafters.values():
+    check_settings(target, model, most)
+
+
 def measure(config, target, model, work, survival, cell, capacity) -> dict:
   """The metric row of a drafter at one load."""
   closed = cell['load'] == 'closed'
@@ -131,7 +143,7 @@ def measure(config, target, model, work, survival, cell, capacity) -> dict:
 
 def measure_prefix(config, target, model, survival) -> dict:
   """The row on time to the first token, with and without the prefix cache."""
-  tokens, new = config.prefix.tokens, 16
+  tokens, new = config.prefix.tokens, _PREFIX_NEW
   rng = np.random.default_rng(config.seed)
   capacity = capacity_bucket(tokens + new + model.drafter.slots + 1)
   block = config.engine.chunks[-1]
@@ -306,9 +318,7 @@ def main(config):
   target, drafters, works = prepare(config)
   longest = max(len(prompt) for work in works for prompt in work.prompts)
   capacity = capacity_bucket(longest + config.max_new_tokens + config.block)
-  for model in drafters.values():
-    most = settings_of(config, max(config.concurrencies), capacity)
-    check_settings(target, model, most)
+  check_sizes(config, target, drafters, longest, capacity)
   cells = cells_of(config, drafters, works)
   if config.prefix.repeats:
     cells.append({'load': 'prefix', 'drafter': list(drafters)[-1]})

@@ -1,6 +1,7 @@
 """Drafters under load, from end to end and taken up again; and what a run
 refuses."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from configs import throughput as configs
 from experiments import throughput, workload
 from spinejax.report import results
+from spinejax.target.loading import Target
+from spinejax.target.presets import preset
 from tests.experiments import binaries
 
 TINY = pathlib.Path(__file__).parents[1] / 'golden' / 'transformers' / 'qwen3'
@@ -153,6 +156,20 @@ def test_bad_acceptance(given, message, refused):
   config.drafters, config.acceptance = ('dspine',), {'x': given}
   with refused(message):
     workload.survival_of(config, 'x', 3)
+
+
+@pytest.mark.parametrize(
+  'longest, message',
+  (
+    (290, 'prompt has 290 tokens; with 32 new ones that exceeds the ...'),
+    (9, 'prompt has 512 tokens; with 16 new ones that exceeds the ...'),
+  ),
+)
+def test_beyond_the_context(longest, message, refused):
+  cfg = dataclasses.replace(preset('smollm2-135m'), max_position=300)
+  target = Target('x', cfg, None, None, None)
+  with refused(message):
+    throughput.check_sizes(configs.get_config('cpu'), target, {}, longest, 512)
 
 
 def test_summary():
