@@ -106,7 +106,9 @@ class Batch:
     check_ids(target, 'stop_ids', stop_ids)
     self._settings, self._mesh = settings, target.mesh
     self._static = target.cfg, draft.drafter
-    self._params = rounds.Params(target.params, draft.params, extra)
+    self._params = rounds.Params(
+      target.params, draft.params, shard(extra, target.mesh)
+    )
     self._step = step
     self._stop_ids = np.array(list(stop_ids), np.int32)
     self._state = self._empty(settings.slots)

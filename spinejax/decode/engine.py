@@ -173,9 +173,10 @@ class Engine:
     """
     self.counters.turns += 1
     self._end()
-    self._admit()
-    self._read()
-    self._seat()
+    self._fill()
+    if self.settings.rounds is None:  # nobody waits: first, no slot is idle
+      while self.waiting and self.running < len(self._slots):
+        self._fill()
     if self.running:
       self._run()
     return bool(self.waiting or self.running)
@@ -213,8 +214,16 @@ class Engine:
     for ticket in late:
       self._deliver(ticket, finish=ticket.ending(now))
 
+  def _fill(self) -> None:
+    """Brings requests from the queue to readers, and from there to slots."""
+    self._admit()
+    self._read()
+    self._seat()
+
   def _admit(self) -> None:
     """Takes requests from the queue where a reader is free."""
+    if self.settings.rounds is None and any(self._readers):
+      return  # later, as many at once as can be
     free = [i for i, reading in enumerate(self._readers) if reading is None]
     with self._lock:
       count = min(len(free), len(self._queue))
