@@ -45,7 +45,7 @@ $(VENV)/.demo: setup.cfg constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.test: $(VENV)/.demo
 	@echo 'Installing what the tests need.'
-	@$(INSTALL) $(EDITABLE) '.[demo,test]'
+	@$(INSTALL) $(EDITABLE) '.[demo,serve,test]'
 	@touch $@
 
 # The first interpreter that is new enough and makes a working environment: a

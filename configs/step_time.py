@@ -28,7 +28,7 @@ def get_config(variant: str = 'gpu'):
   c.capacity = 0  # rows of the caches; 0: the bucket that decoding would take
   c.rows = (1, 4, 8) if cpu else (1, 2, 4, 8, 16, 32)  # verified at once
   c.packed = (0.5,)  # of the rows of a batch, verified packed; () for none
-  c.drafters = ('dspine',)  # of dspine and dflash; () for none
+  c.drafters = ('dspine',)  # of dspine, dflash2 and dflash; () for none
   c.rounds = 4 if cpu else 32  # in one call
   c.repeats = 5  # calls
 

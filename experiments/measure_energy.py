@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from experiments import common
-from experiments.step_time import random_target
+from experiments.random_weights import random_target
 from spinejax import report
 from spinejax.energy import meters, windows, workload
 from spinejax.energy.cells import architecture

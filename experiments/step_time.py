@@ -7,16 +7,17 @@ import pathlib
 import statistics
 import sys
 
-import jax
-import jax.numpy as jnp
-
 from experiments import common
+from experiments.random_weights import (
+  DRAFTERS,
+  random_drafter,
+  random_target,
+)
 from spinejax import report
 from spinejax.decode import timing
 from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.round import STAGES
 from spinejax.decode.schedule import PLAIN
-from spinejax.drafters.base import DraftModel
 from spinejax.drafters.dspine import DSpineConfig
 from spinejax.drafters.loading import plain_model
 from spinejax.drafters.shape import drafter_config
@@ -26,10 +27,7 @@ from spinejax.report import profile
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import target_config
 from spinejax.target.memory import available_bytes, memory_table
-from spinejax.target.model import TargetParams, random_params
-from spinejax.train.objectives import OBJECTIVES
 
-DRAFTERS = ('dspine', 'dflash')
 # Share of a round that verification takes, arXiv 2609.36173.
 PAPER = '72-76 %'
 
@@ -74,7 +72,7 @@ def points_of(config) -> list[Point]:
   for name in config.drafters:
     if name not in DRAFTERS:
       raise InputError(
-        f'drafters has {name!r}, expected {" or ".join(DRAFTERS)}'
+        f'drafters has {name!r}, expected one of {", ".join(DRAFTERS)}'
       )
   have, points = available_bytes(), []
   for target in config.targets:
@@ -101,37 +99,6 @@ def points_of(config) -> list[Point]:
         Point(pathlib.Path(target).name, cfg, shape, batch, context, capacity)
       )
   return points
-
-
-def random_target(cfg: TargetConfig, dtype) -> TargetParams:
-  """Random weights, made on the device array by array."""
-  shapes = jax.eval_shape(lambda: random_params(cfg, jax.random.key(0)))
-  if not cfg.tied:
-    return timing.noise(shapes, dtype)
-  params = timing.noise(dataclasses.replace(shapes, head_VD=None), dtype)
-  return dataclasses.replace(params, head_VD=params.embed_VD)
-
-
-def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
-  """A drafter of that method and shape with random weights."""
-  objective = OBJECTIVES[name]
-  if name == 'dflash':
-    fields = dataclasses.fields(objective.config)
-    shape = {field.name: getattr(cfg, field.name) for field in fields}
-    # As published: every slot sees the whole block.
-    cfg = objective.config(**shape | dict(causal=False))
-
-  def params():
-    rank = getattr(cfg, 'rank', 1)
-    axes_DR, codes_VR = (
-      jnp.zeros((cfg.width, rank)),
-      jnp.zeros((cfg.vocab, rank)),
-    )
-    weights = objective.init(cfg, jax.random.key(0), axes_DR)
-    return objective.params(weights, codes_VR)
-
-  shapes = timing.noise(jax.eval_shape(params), dtype, seed=1)
-  return DraftModel(objective.drafter(cfg), shapes)
 
 
 def measure(config, point: Point, params, drafters, rate, logs) -> list[dict]:

@@ -6,6 +6,7 @@ drafter, batch, capacity bucket, greedy or not, budget). State is donated.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from spinejax.drafters.base import Drafter
 from spinejax.sharding import constrain
 from spinejax.target.config import TargetConfig
 from spinejax.target.memory import PREFILL_CHUNK
+from spinejax.target.model import KVCache
 from spinejax.verify.sampling import Sampling
 
 _BUCKET, _SMALL, _STEP = 128, 1024, 512
@@ -54,14 +56,15 @@ def prefill_chunk(
   params: rounds.Params,
   state: DecodeState,
   chunk: int = PREFILL_CHUNK,
+  limit_B: jax.Array | None = None,
 ) -> DecodeState:
   """`round.prefill`, compiled; donates the state."""
-  return constrain(rounds.prefill(cfg, drafter, params, state, chunk))
+  return constrain(rounds.prefill(cfg, drafter, params, state, chunk, limit_B))
 
 
 @functools.partial(
   jax.jit,
-  static_argnames=('cfg', 'drafter', 'budget'),
+  static_argnames=('cfg', 'drafter', 'budget', 'step', 'rows'),
   donate_argnames=('state',),
 )
 def run_rounds(
@@ -74,6 +77,8 @@ def run_rounds(
   enough: jax.Array | None = None,
   budget: int | None = None,
   schedule: Schedule | None = None,
+  step: Callable[..., rounds.Round] = rounds.step,
+  rows: int | None = None,
 ) -> DecodeState:
   """Rounds until every request is done, at most `max_rounds`, on the device.
 
@@ -84,7 +89,14 @@ def run_rounds(
     budget: rows verified in all in a round; see `round.step`. `PLAIN` drafts
       nothing, but keeps the drafter ready; see `round.plain`.
     schedule: what the rounds verify, in the place of a budget.
+    step: a module-level function that takes what `round.step` takes first.
+    rows: of the state's first rows only; a round costs what it costs at that
+      batch size. They are copied out and back, once a call. `sampling` has as
+      many.
   """
+  whole = state
+  if rows is not None:
+    state = _batch(lambda x: x[:rows], state)
 
   def unfinished(carry):
     state, ran = carry
@@ -100,12 +112,15 @@ def run_rounds(
         lambda state, more: unfinished((state, ran + more)),
       )  # fmt: skip
       return constrain(state), ran + more
-    state = rounds.step(
+    state = step(
       cfg, drafter, params, state, sampling, budget=budget, schedule=schedule
     ).state
     return constrain(state), ran + 1
 
-  return lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+  state = lax.while_loop(unfinished, body, (state, jnp.int32(0)))[0]
+  if rows is not None:
+    state = _batch(lambda x, some: x.at[:rows].set(some), whole, state)
+  return state
 
 
 @jax.tree_util.register_dataclass
@@ -158,9 +173,71 @@ def put_requests(
   A request whose row is past the end is dropped. Both have one capacity and
   the same stop tokens. Donates `state`.
   """
-  put = jax.tree.map(
-    lambda whole, part: whole.at[slots].set(part, mode='drop'),
-    dataclasses.replace(state, stop_ids_E=None),
-    dataclasses.replace(new, stop_ids_E=None),
+  return constrain(
+    _batch(lambda x, part: x.at[slots].set(part, mode='drop'), state, new)
   )
-  return constrain(dataclasses.replace(put, stop_ids_E=state.stop_ids_E))
+
+
+@functools.partial(
+  jax.jit, static_argnames=('cfg', 'drafter'), donate_argnames=('state',)
+)
+def begin_requests(
+  cfg: TargetConfig,
+  drafter: Drafter,
+  state: DecodeState,
+  chosen_B: jax.Array,
+  **arrays: jax.Array,
+) -> DecodeState:
+  """Puts prompts that are still to be read into the chosen rows.
+
+  Args:
+    arrays: of `init_state`, all rows of them; those of the chosen are used.
+  """
+  dtype = state.pending_BKP.dtype
+  new = init_state(
+    cfg, drafter, stop_ids_E=state.stop_ids_E, dtype=dtype, **arrays
+  )
+
+  def choose(x, fresh):
+    if x is fresh:
+      return x
+    chosen = chosen_B.reshape(-1, *[1] * (x.ndim - 1))
+    return jnp.where(chosen, fresh, x)
+
+  # What is in the caches stays there, beyond the length.
+  new = dataclasses.replace(
+    new,
+    target_cache=_emptied(state.target_cache),
+    draft_cache=_emptied(state.draft_cache),
+  )
+  return constrain(_batch(choose, state, new))
+
+
+@functools.partial(jax.jit, donate_argnames=('state',))
+def end_requests(state: DecodeState, ended_B: jax.Array) -> DecodeState:
+  """Ends requests where they are; donates the state."""
+  done_B = state.done_B | ended_B
+  return constrain(dataclasses.replace(state, done_B=done_B))
+
+
+@functools.partial(jax.jit, static_argnames='width')
+def tokens_from(
+  tokens_BT: jax.Array, start_B: jax.Array, width: int
+) -> jax.Array:
+  """Of each request the tokens from `start_B` on, `width` of them."""
+  at = start_B[:, None] + jnp.arange(width)
+  return jnp.take_along_axis(
+    tokens_BT, jnp.minimum(at, tokens_BT.shape[1] - 1), axis=1
+  )
+
+
+def _batch(function, *states: DecodeState) -> DecodeState:
+  """Maps every array that has a row for each request."""
+  done = jax.tree.map(
+    function, *(dataclasses.replace(s, stop_ids_E=None) for s in states)
+  )
+  return dataclasses.replace(done, stop_ids_E=states[0].stop_ids_E)
+
+
+def _emptied(cache: KVCache) -> KVCache:
+  return dataclasses.replace(cache, length_B=jnp.zeros_like(cache.length_B))

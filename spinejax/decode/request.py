@@ -23,11 +23,12 @@ def whole(field: str, value, low: int, high: int) -> int:
   return int(value)
 
 
-def check_context(target: Target, i: int, tokens: int, new: int) -> None:
+def check_context(target: Target, i: int | None, tokens: int, new: int) -> None:
   """Refuses prompt number i if its answer would outgrow the context."""
   if tokens + new > target.cfg.max_position:
+    which = 'prompt' if i is None else f'prompt {i}'
     raise InputError(
-      f'prompt {i} has {tokens} tokens; with {new} new ones that exceeds the '
+      f'{which} has {tokens} tokens; with {new} new ones that exceeds the '
       f'context of {target.cfg.max_position} that {target.name} was trained for'
     )
 
@@ -78,8 +79,8 @@ def _encode(target: Target, i: int, prompt: Prompt) -> list[int]:
 def check_ids(target: Target, field: str, ids: Sequence[int]) -> None:
   """Refuses what is not a token id of the target."""
   for t in ids:
-    known = isinstance(t, int | np.integer) and 0 <= t < target.cfg.vocab
-    if not known:
+    known = isinstance(t, int | np.integer) and not isinstance(t, bool)
+    if not known or not 0 <= t < target.cfg.vocab:
       raise InputError(
         f'{field} has token id {t!r}, expected 0..{target.cfg.vocab - 1}'
       )

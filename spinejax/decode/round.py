@@ -36,10 +36,15 @@ STAGES = ('extend', 'draft', 'select', 'verify', 'accept', 'commit')
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Params:
-  """Weights of the target and of the drafter (None if it has none)."""
+  """Weights of the target and of the drafter (None if it has none).
+
+  Attributes:
+    extra: what a step other than `step` reads beside them, or None.
+  """
 
   target: TargetParams
   drafter: object
+  extra: object = None
 
 
 @jax.tree_util.register_dataclass
@@ -58,14 +63,20 @@ def prefill(
   params: Params,
   state: DecodeState,
   chunk: int,
+  limit_B: jax.Array | None = None,
 ) -> DecodeState:
   """Reads the next `chunk` prompt tokens of every request into both caches.
 
   All of a prompt but its last token is read; that one is the first anchor.
   A request that has less to read takes what it has. No token is emitted.
+
+  Args:
+    limit_B: tokens to read of each at most.
   """
   start_B = state.target_cache.length_B
   count_B = jnp.clip(state.prompt_length_B - 1 - start_B, 0, chunk)
+  if limit_B is not None:
+    count_B = jnp.minimum(count_B, limit_B)
   at_BQ = start_B[:, None] + jnp.arange(chunk)
   tokens_BQ = jnp.take_along_axis(
     state.tokens_BT, jnp.minimum(at_BQ, state.tokens_BT.shape[1] - 1), axis=1
@@ -89,6 +100,7 @@ def step(
   limit_B: jax.Array | None = None,
   budget: int | None = None,
   schedule: Schedule | None = None,
+  judge: Callable[..., Verdict] = verify,
 ) -> Round:
   """One round for every request that is not done.
 
@@ -104,6 +116,7 @@ def step(
       `target.packing.fit` leave it. None verifies every row of every request,
       those past its limit, too.
     schedule: chooses limits and budget, in the place of both.
+    judge: what decides, like `verify`.
 
   Raises:
     InputError: the budget cannot be packed.
@@ -159,7 +172,7 @@ def step(
     )
     logits = unembed(out.hidden_BQD, params.target.head_VD)
   with jax.named_scope('accept'):
-    verdict = verify(
+    verdict = judge(
       logits, proposal, sampling, state.seed_B, position_B, packing
     )
   with jax.named_scope('commit'):

@@ -249,6 +249,44 @@ def stacked(
   return figure
 
 
+def by_load(
+  curves: Mapping[str, Mapping[float, float]],
+  *,
+  title: str,
+  label: str,
+  load: str,
+  unit: str,
+) -> Figure:
+  """Draws what a load gives, from little to much, both axes logarithmic.
+
+  Args:
+    curves: a run's name to loads to values.
+    title, label: see `acceptance_by_position`.
+    load, unit: what the axes are.
+
+  Returns:
+    A figure of 7 x 4.2 inches at 150 dots an inch.
+
+  Raises:
+    ValueError: no curves, or an unknown label.
+  """
+  if not curves:
+    raise ValueError('curves: expected at least one, got none')
+  figure, axes = _new(label)
+  for i, (name, curve) in enumerate(curves.items()):
+    _line(axes, i, name, list(curve), list(curve.values()))
+  axes.set_xscale('log', base=2)
+  axes.set_yscale('log', base=2)
+  axes.set_xticks(sorted({x for curve in curves.values() for x in curve}))
+  for axis in (axes.xaxis, axes.yaxis):
+    axis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
+    axis.set_minor_locator(ticker.NullLocator())
+  axes.set_xlabel(load, color=_INK)
+  axes.set_ylabel(unit, color=_INK)
+  _finish(axes, title, label, loc='upper left')
+  return figure
+
+
 def _new(label: str, height: float = 4.2) -> tuple[Figure, Axes]:
   if label not in results.LABELS:
     known = ', '.join(results.LABELS)

@@ -58,21 +58,9 @@ class Sampling:
     Raises:
       InputError: a setting is out of its range, or there are not `batch`.
     """
-    # The ranges are asked for, not their complements, so that NaN fails.
-    temperature_B = _per_request(
-      'temperature', temperature, batch, np.float32,
-      lambda x: x == 0 or _COLDEST <= x <= _HOTTEST,
-      f'0 (greedy) or {_COLDEST:g}..{_HOTTEST:g}',
-    )  # fmt: skip
-    top_k_B = _per_request(
-      'top_k', top_k, batch, np.int32,
-      lambda x: x == int(x) and 0 <= x < 2**31,
-      'a whole number, at least 0 (0 keeps all)',
-    )  # fmt: skip
-    top_p_B = _per_request(
-      'top_p', top_p, batch, np.float32, lambda x: (x > 0) & (x <= 1),
-      'above 0 and at most 1',
-    )  # fmt: skip
+    temperature_B, top_k_B, top_p_B = check_sampling(
+      temperature, top_k, top_p, batch
+    )
     return cls(
       temperature_B=jnp.asarray(temperature_B),
       top_k_B=jnp.asarray(top_k_B),
@@ -83,6 +71,35 @@ class Sampling:
   def of(self, request_Q: jax.Array) -> 'Sampling':
     """The settings of the request of each row."""
     return jax.tree.map(lambda x_B: x_B[request_Q], self)
+
+
+def check_sampling(
+  temperature: float | Sequence[float],
+  top_k: int | Sequence[int],
+  top_p: float | Sequence[float],
+  batch: int = 1,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """The fields of `Sampling` on the host.
+
+  Raises:
+    InputError: as `Sampling.make`.
+  """
+  # The ranges are asked for, not their complements, so that NaN fails.
+  temperature_B = _per_request(
+    'temperature', temperature, batch, np.float32,
+    lambda x: x == 0 or _COLDEST <= x <= _HOTTEST,
+    f'0 (greedy) or {_COLDEST:g}..{_HOTTEST:g}',
+  )  # fmt: skip
+  top_k_B = _per_request(
+    'top_k', top_k, batch, np.int32,
+    lambda x: x == int(x) and 0 <= x < 2**31,
+    'a whole number, at least 0 (0 keeps all)',
+  )  # fmt: skip
+  top_p_B = _per_request(
+    'top_p', top_p, batch, np.float32, lambda x: (x > 0) & (x <= 1),
+    'above 0 and at most 1',
+  )  # fmt: skip
+  return temperature_B, top_k_B, top_p_B
 
 
 def _per_request(field, value, batch, dtype, fits, expected) -> np.ndarray:

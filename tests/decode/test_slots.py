@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from spinejax.decode.engine import Engine
 from spinejax.decode.slots import complete
 from spinejax.drafters.loading import plain_model
 from tests.compilations import COMPILATIONS
@@ -67,6 +68,20 @@ def test_any_number_of_prompts_compiles_once(target):
   before = len(COMPILATIONS)
   ask(target, 22, 4)
   assert len(COMPILATIONS) == before
+
+
+def test_slots_are_not_left_idle(target, monkeypatch):
+  """But for a group, as long as there are prompts."""
+  busy, run = [], Engine._run
+
+  def watched(engine):
+    busy.append((engine.running, engine.waiting))
+    run(engine)
+
+  monkeypatch.setattr(Engine, '_run', watched)
+  ask(target, 41, 17)
+  assert len(busy) > 4
+  assert all(running == 17 for running, waiting in busy if waiting)
 
 
 def test_nothing_to_do(target):

@@ -101,7 +101,10 @@ def test_without_a_drafter_the_widest_step_is_profiled(tmp_path):
     (dict(batches='(0,)'), 'batches has 0, expected whole numbers >= 1'),
     (dict(contexts='(1,)'), 'contexts has 1, expected whole numbers >= 2'),
     (dict(rows="('a',)"), "rows has 'a', expected whole numbers >= 1"),
-    (dict(drafters="('x',)"), "drafters has 'x', expected dspine or dflash"),
+    (
+      dict(drafters="('x',)"),
+      "drafters has 'x', expected one of dspine, dflash2, dflash",
+    ),
     (dict(packed='(1.5,)'), 'packed has 1.5, expected shares in (0, 1)'),
     (dict(packed='(0.5, 0.5)'), 'packed: two are called 0.5'),
     (dict(rounds=0), 'rounds = 0, expected at least 1'),

@@ -151,3 +151,15 @@ def test_parts_are_stacked():
   assert ticks == ['short', 'long']
   with pytest.raises(ValueError, match='parts: expected at least one bar'):
     figures.stacked({}, title='law', label='measured', unit='J')
+
+
+def test_by_load():
+  curves = {'plain': {1: 100.0, 8: 700.0}, 'dspine': {1: 200.0, 8: 900.0}}
+  how = dict(title='a run', label='synthetic', load='requests', unit='tokens/s')
+  (axes,) = figures.by_load(curves, **how).axes
+  assert [line.get_label() for line in axes.lines] == ['plain', 'dspine']
+  assert [line.get_xdata().tolist() for line in axes.lines] == [[1, 8]] * 2
+  assert axes.lines[1].get_ydata().tolist() == [200.0, 900.0]
+  assert axes.get_xlabel() == 'requests' and axes.get_ylabel() == 'tokens/s'
+  with pytest.raises(ValueError, match='^curves: expected at least one, got'):
+    figures.by_load({}, **how)

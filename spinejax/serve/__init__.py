@@ -1,0 +1,1 @@
+"""HTTP over the engine; needs `pip install spinejax[serve]`."""

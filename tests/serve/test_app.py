@@ -1,0 +1,288 @@
+"""The server: what OpenAI's clients send and get, and what it refuses."""
+
+import asyncio
+import dataclasses
+import json
+import threading
+import time
+
+import pytest
+from starlette.testclient import TestClient
+
+from spinejax.decode.batch import Settings
+from spinejax.decode.engine import Engine
+from spinejax.decode.ticket import Request
+from spinejax.drafters.loading import plain_model
+from spinejax.serve.app import make_app
+from spinejax.serve.schema import Limits
+from tests.decode import toy
+
+SETTINGS = Settings(slots=2, capacity=256, chunks=(64,), rounds=2, queue=3)
+MESSAGES = [
+  {'role': 'system', 'content': '3 1 4'},
+  {'role': 'user', 'content': [{'type': 'text', 'text': '1 5'}]},
+]
+CHAT = dict(messages=MESSAGES, max_tokens=9, temperature=0)
+ANSWERS = '/v1/completions', '/v1/chat/completions'
+
+
+class Words(toy.Ids):
+  """Text is ids in decimal, each with a space before it."""
+
+  def decode(self, ids):
+    return ''.join(f' {int(i)}' for i in ids)
+
+  def encode(self, text):
+    return [int(word) for word in text.split()]
+
+  def render(self, messages):
+    return ' '.join(message['content'] for message in messages)
+
+
+def make_engine(settings=SETTINGS):
+  target = toy.target()
+  target = dataclasses.replace(target, tokenizer=Words())
+  return Engine(target, plain_model(), settings)
+
+
+@pytest.fixture(scope='module')
+def engine():
+  made = make_engine()
+  made.warm_up(sampled=False)
+  return made
+
+
+@pytest.fixture(scope='module')
+def client(engine):
+  with TestClient(make_app(engine, Limits(max_tokens=90, body=2000))) as made:
+    yield made
+
+
+def said(prompt, count=9):
+  """What the target says after a prompt."""
+  engine = make_engine()
+  ticket = engine.submit(Request(prompt, count))
+  engine.run()
+  return Words().decode(ticket.tokens)
+
+
+@pytest.fixture(scope='module')
+def answer(engine):
+  """What it says after the chat."""
+  return said([3, 1, 4, 1, 5])
+
+
+def events(response):
+  """The objects of a stream, which has to end as it should."""
+  lines = response.text.split('\n\n')
+  assert lines[-2:] == ['data: [DONE]', '']
+  return [json.loads(line.removeprefix('data: ')) for line in lines[:-2]]
+
+
+def test_chat(client, answer):
+  found = client.post('/v1/chat/completions', json=CHAT).json()
+  assert found['object'] == 'chat.completion' and found['id']
+  assert found['model'] == 'toy-qwen3'
+  (choice,) = found['choices']
+  assert choice['message']['role'] == 'assistant'
+  assert choice['message']['content'] == answer
+  assert choice['finish_reason'] == 'length'
+  assert found['usage']['prompt_tokens'] == 5
+  assert found['usage']['completion_tokens'] == 9
+
+
+def test_chat_streamed(client, answer):
+  more = dict(stream=True, stream_options={'include_usage': True})
+  response = client.post('/v1/chat/completions', json=CHAT | more)
+  assert response.headers['content-type'].startswith('text/event-stream')
+  first, *parts, last, used = events(response)
+  assert first['choices'][0]['delta'] == {'role': 'assistant', 'content': ''}
+  assert len(parts) > 1 and len({part['id'] for part in parts}) == 1
+  texts = [
+    part['choices'][0]['delta'].get('content', '') for part in [*parts, last]
+  ]
+  assert ''.join(texts) == answer
+  assert last['choices'][0]['finish_reason'] == 'length'
+  assert used['choices'] == [] and used['usage']['total_tokens'] == 14
+
+
+@pytest.mark.parametrize('stream', (False, True))
+def test_completions_of_several_prompts(client, stream):
+  """Text or ids; more of them than there are slots."""
+  prompts = toy.prompts(5, 70, 2)
+  texts = [' '.join(map(str, prompt)) for prompt in prompts]
+  for given in (texts, prompts):
+    body = dict(prompt=given, max_tokens=9, temperature=0, stream=stream)
+    response = client.post('/v1/completions', json=body)
+    found = ['', '', '']
+    for part in events(response) if stream else [response.json()]:
+      for choice in part['choices']:
+        found[choice['index']] += choice['text']
+    assert found == [said(prompt) for prompt in prompts]
+
+
+def test_a_seed_is_an_answer(client):
+  body = dict(prompt=[1, 2], max_tokens=20, temperature=1)
+  found = [
+    client.post('/v1/completions', json=body | seed).json()['choices'][0]
+    for seed in (dict(seed=4), dict(seed=4), {}, {})
+  ]
+  texts = [choice['text'] for choice in found]
+  assert texts[0] == texts[1] and len(set(texts)) == 3
+
+
+def test_without_a_cap_there_is_one(client):
+  """The limit's, or what the caches have room for."""
+  for size, told in ((2, 90), (200, 55)):
+    prompt = toy.prompts(size)[0]
+    body = dict(prompt=prompt, temperature=0)
+    found = client.post('/v1/completions', json=body).json()
+    assert found['usage']['completion_tokens'] == told
+
+
+def test_stop_strings(client, answer):
+  text = answer
+  stop = text[len(text) // 2 : len(text) // 2 + 3]
+  body = CHAT | dict(max_tokens=200, stop=[stop, 'never'])
+  (choice,) = client.post('/v1/chat/completions', json=body).json()['choices']
+  assert choice['message']['content'] == text[: text.index(stop)]
+  assert choice['finish_reason'] == 'stop'
+
+
+def test_models_health_and_metrics(client):
+  (model,) = client.get('/v1/models').json()['data']
+  assert model['id'] == 'toy-qwen3'
+  assert client.get('/health').json() == {'status': 'ok'}
+  client.post('/v1/chat/completions', json=CHAT | dict(model='toy-qwen3'))
+  lines = client.get('/metrics').text.splitlines()
+  found = dict(line.rsplit(' ', 1) for line in lines if line[0] != '#')
+  assert float(found['spinejax_emitted_tokens_total']) >= 9
+  assert float(found['spinejax_running_requests']) == 0
+  of_length = 'spinejax_finished_requests_total{reason="length"}'
+  ended = float(found[of_length])
+  assert 0 < ended <= float(found['spinejax_first_token_seconds_count'])
+
+
+@pytest.mark.parametrize(
+  'path, change, message',
+  (
+    (0, dict(prompt=None), 'prompt = None, expected a string, ...'),
+    (0, dict(prompt=[1, 'a']), "prompt = 1, expected a string, ..."),
+    (0, dict(prompt=[]), 'prompt is empty'),
+    (0, dict(prompt=[61]), 'prompt has token id 61, expected 0..60'),
+    (0, dict(max_tokens=0), 'max_tokens = 0, expected 1..2147483647'),
+    (0, dict(max_tokens='9'), "max_tokens = '9', expected a whole number"),
+    (0, dict(max_tokens=300), 'prompt has 1 tokens; with 300 new ones it ...'),
+    (0, dict(temperature='hot'), "temperature = 'hot', expected a number"),
+    (0, dict(temperature=True), 'temperature = True, expected a number'),
+    (0, dict(top_p=2), 'top_p = 2, expected above 0 and at most 1'),
+    (0, dict(seed='1'), "seed = '1', expected a whole number"),
+    (0, dict(n=2), 'n = 2 is not supported, expected 1'),
+    (0, dict(logprobs=3), 'logprobs = 3 is not supported, expected None'),
+    (0, dict(prompts='a'), "'prompts' is not a field that is known"),
+    (0, dict(messages=[]), "'messages' is not a field that is known"),
+    (0, dict(stop=''), "stop = [''], expected at most 4 strings"),
+    (0, dict(stop=['a'] * 5), 'stop = [...], expected at most 4 strings'),
+    (0, dict(stream=1), 'stream = 1, expected true or false'),
+    (0, dict(stream_options=[]), 'stream_options = [], expected include_...'),
+    (0, dict(prompt=[[1]] * 17), 'prompt has 17 of them, expected at most 16'),
+    (1, dict(messages=[]), 'messages = [], expected a list of them'),
+    (
+      1, dict(messages=[{'role': 'user', 'content': [{'type': 'image'}]}]),
+      'messages[0]: expected a role and content, both text',
+    ),
+    (1, dict(messages=['hi']), 'messages[0]: expected a role and content, ...'),
+  ),
+)  # fmt: skip
+def test_bad_requests(client, path, change, message):
+  body = (dict(prompt=[1]), CHAT)[path] | change
+  response = client.post(ANSWERS[path], json=body)
+  assert response.status_code == 400
+  error = response.json()['error']
+  assert error['type'] == 'invalid_request_error'
+  start, _, end = message.partition('...')
+  assert error['message'].startswith(start) and '\n' not in error['message']
+  assert end or '...' in message or error['message'] == message
+
+
+def test_bad_bodies(client):
+  def post(data):
+    response = client.post('/v1/completions', content=data)
+    return response.status_code, response.json()['error']['message']
+
+  for data in (b'', b'{', b'\xff', b'[' * 1900):
+    assert post(data) == (400, 'the body is not JSON')
+  assert post(b'[1]') == (400, 'the body is no JSON object')
+  large = json.dumps({'prompt': '1 ' * 1200}).encode()
+  assert post(large) == (413, 'the body exceeds 2000 bytes')
+  other = json.dumps({'prompt': [1], 'model': 'gpt'}).encode()
+  assert post(other) == (404, "model 'gpt' does not exist")
+
+
+def test_a_full_queue_and_a_failed_engine_are_told():
+  engine = make_engine()
+  turns = threading.Event()
+
+  def step():
+    turns.wait(5)
+    raise RuntimeError('device lost')
+
+  engine.step = step
+  with TestClient(make_app(engine)) as client:
+    waiting = [engine.submit(Request([1], 2)) for _ in range(SETTINGS.queue)]
+    response = client.post('/v1/chat/completions', json=CHAT)
+    assert response.status_code == 429
+    assert response.headers['retry-after'] == '1'
+    error = response.json()['error']
+    assert error['message'].startswith('3 requests wait already')
+    turns.set()
+    while client.get('/health').status_code == 200:
+      time.sleep(0.01)
+    assert [ticket.finish for ticket in waiting] == ['failed'] * 3
+    assert client.post('/v1/chat/completions', json=CHAT).status_code == 503
+
+
+def test_a_timeout_is_told(engine):
+  with TestClient(make_app(make_engine(), Limits(timeout_s=1e-9))) as client:
+    response = client.post('/v1/chat/completions', json=CHAT)
+    assert response.status_code == 504
+    assert response.json()['error']['message'] == 'the request ended: timeout'
+    streamed = client.post('/v1/chat/completions', json=CHAT | {'stream': True})
+    assert events(streamed)[-1]['error']['type'] == 'timeout'
+
+
+@pytest.mark.parametrize('stream', (False, True))
+def test_a_client_that_goes_cancels_its_request(stream):
+  """Spoken to as a server does, which tells when a connection is lost."""
+  engine = make_engine()
+  app, sent, lost = make_app(engine), [], asyncio.Event()
+  body = json.dumps(CHAT | dict(max_tokens=240, stream=stream)).encode()
+  messages = [{'type': 'http.request', 'body': body, 'more_body': False}]
+
+  async def receive():
+    if messages:
+      return messages.pop()
+    await lost.wait()
+    return {'type': 'http.disconnect'}
+
+  async def send(message):
+    sent.append(message)
+
+  async def talk():
+    scope = {
+      'type': 'http', 'method': 'POST', 'path': ANSWERS[1], 'headers': [],
+      'query_string': b'',
+    }  # fmt: skip
+    async with app.router.lifespan_context(app):
+      asked = asyncio.ensure_future(app(scope, receive, send))
+      while not engine.counters.emitted_tokens:
+        await asyncio.sleep(0.001)
+      lost.set()
+      await asked
+      while not engine.counters.finished:
+        await asyncio.sleep(0.001)
+
+  asyncio.run(talk())
+  assert engine.counters.finished == {'cancelled': 1}
+  assert 0 < engine.counters.emitted_tokens < 240
+  assert bool(sent) == stream
