@@ -64,7 +64,7 @@ def get_config(variant: str = 'smollm2'):
     c.acceptance.paper = ml_collections.ConfigDict(
       {'dspine': 4.82, 'dflash2': 4.39, 'dflash': 3.77}
     )
-    c.acceptance.measured = 'results/study/smollm2-135m.json'
+    c.acceptance.measured = 'results/study/smollm2-135m-3000.json'
 
   # Time to the first token of a prompt whose first share is in the prefix
   # cache, and of one that is not; with the last drafter. 0 repeats: not at all.

@@ -38,6 +38,7 @@ _SECTIONS = {
   'step_ms': 'speed/step_ms',
   'tokens_per_s': 'speed/tokens_per_s',
   'flops_per_s': 'speed/flops_per_s',
+  'mfu': 'speed/mfu',
   'tokens_per_round': 'decode/tokens_per_round',
 }
 

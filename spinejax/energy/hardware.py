@@ -63,6 +63,21 @@ CHIPS = {
 }
 TPUS = ('v4', 'v5e', 'v5p', 'v6e')
 
+# How JAX names their kinds.
+_KINDS = {
+  'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200', 'TPU v4': 'v4',
+  'TPU v5 lite': 'v5e', 'TPU v5e': 'v5e', 'TPU v5p': 'v5p', 'TPU v5': 'v5p',
+  'TPU v6 lite': 'v6e', 'TPU v6e': 'v6e',
+}  # fmt: skip
+
+
+def of_device(device_kind: str) -> Chip | None:
+  """The chip that JAX calls so (`Device.device_kind`), if it is known here."""
+  for kind, name in _KINDS.items():
+    if device_kind == kind or device_kind.startswith(f'{kind} 80GB'):
+      return CHIPS[name]
+  return None
+
 
 def chip(name: str) -> Chip:
   """The chip called `name`.

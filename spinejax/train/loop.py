@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from spinejax.compat.checkpointing import Checkpoints
+from spinejax.energy import hardware
 from spinejax.errors import InputError
 from spinejax.sharding import mesh_of, shard
 from spinejax.train.flops import flops_per_step
@@ -64,7 +65,8 @@ def run(
     log: called with the step and scalars: those of the step (see
       `train_step`), `learning_rate`, and `step_ms`, `tokens_per_s` (padding not
       counted) and `flops_per_s` of the steps since the last log, the first
-      step left out; and after an evaluation `tokens_per_round`.
+      step left out, with its share `mfu` of what the chips can do, where that
+      is known; and after an evaluation `tokens_per_round`.
     evaluate: the tokens a round of the drafter as it is.
     about: JSON values kept with each checkpoint.
 
@@ -72,6 +74,8 @@ def run(
     InputError: the loss is not finite.
   """
   mesh, steps = mesh_of(frozen.target.embed_VD), train.steps
+  chip = hardware.of_device(jax.devices()[0].device_kind)
+  peak = chip.flops * (1 if mesh is None else mesh.size) if chip else None
   first, since, flops = int(state.step), Stopwatch(), {}  # by shape
   for step in range(first, steps):
     batch = next(feed)
@@ -92,7 +96,10 @@ def run(
     if every.at('log', done, steps):
       told = jax.device_get(scalars)  # waits for the step
       _check_finite(told['loss'], done, train.learning_rate)
-      log(done, told | {'learning_rate': rate} | since.read())
+      speed = since.read()
+      if speed and peak:
+        speed['mfu'] = speed['flops_per_s'] / peak
+      log(done, told | {'learning_rate': rate} | speed)
     if evaluate is not None and every.at('evaluate', done, steps):
       with since.paused(state):
         score = evaluate(state)

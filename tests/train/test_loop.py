@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from spinejax.compat.checkpointing import Checkpoints
+from spinejax.energy import hardware
 from spinejax.train import loop
 from spinejax.train.flops import flops_per_step
 from spinejax.train.input import make_input
@@ -79,6 +80,8 @@ def test_what_is_logged(monkeypatch):
   clock = itertools.count()
   fake = types.SimpleNamespace(perf_counter=lambda: float(next(clock)))
   monkeypatch.setattr(loop, 'time', fake)
+  h200 = hardware.CHIPS['h200']
+  monkeypatch.setattr(hardware, 'of_device', lambda kind: h200)
   _, log, _ = run(every=Every(log=4))
   assert [step for step, _ in log] == [4, STEPS]  # and the last one
   for step, told in log:
@@ -98,6 +101,8 @@ def test_what_is_logged(monkeypatch):
   assert [told['flops_per_s'] for _, told in log] == pytest.approx(
     [3 * each / seconds[0], 2 * each / seconds[1]]
   )
+  for _, told in log:
+    assert told['mfu'] == pytest.approx(told['flops_per_s'] / 989e12)
   silent, log, _ = run(every=Every(log=0))
   assert not log and int(silent.step) == STEPS
 
