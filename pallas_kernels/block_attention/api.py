@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels import hopper
 from pallas_kernels.block_attention import gpu
 
 Rows = tuple[jax.Array, jax.Array, jax.Array]
@@ -73,13 +74,8 @@ def supported(qkv_BQGJC: jax.Array, k_BGTC: jax.Array) -> bool:
     and gpu.fits(J - 2, Q, C)
     and k_BGTC.shape[2] % 8 == 0  # whole swizzle rows
     and jax.typeof(k_BGTC).sharding.mesh.size <= 1
-    and _hopper()
+    and hopper.is_at_hand()
   )
-
-
-def _hopper() -> bool:
-  device = jax.local_devices()[0]
-  return device.platform != 'gpu' or device.compute_capability == '9.0'
 
 
 # One body for all layers: lowered, and compiled, once.

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.block_attention import api, gpu, reference
 
@@ -70,29 +68,6 @@ def arrays(case: Case, poison: float = 0.0):
     qkv, k, v, length_B, (jnp.cos(angle), jnp.sin(angle)),
     norms if case.normed else None,
   )  # fmt: skip
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-  """Runs Mosaic GPU kernels on the CPU.
-
-  Its interpreter takes the left side of a product from shared memory only.
-  """
-  wgmma = plgpu.wgmma
-
-  def from_shared(acc, left, right):
-    if not isinstance(left, jax.Array):
-      return wgmma(acc, left, right)
-
-    def body(ref):
-      ref[...] = left
-      wgmma(acc, ref, right)
-
-    return pl.run_scoped(body, plgpu.SMEM(left.shape, left.dtype))
-
-  monkeypatch.setattr(plgpu, 'wgmma', from_shared)
-  with plgpu.force_gpu_interpret_mode():
-    yield
 
 
 def run(case: Case, given, monkeypatch):
