@@ -1,8 +1,10 @@
 """Tuned configs: for each operation and device kind, a JSON file by shape.
 
 `pallas_kernels/<op>/tuned/<device kind>.json` is written by
-`experiments.tune_kernels` and read when a kernel is traced. A shape without an
-entry gets the heuristic of the operation's `config`.
+`experiments.tune_kernels` and read when a kernel is traced. An entry holds the
+fastest `config` with its `time_us` and the `xla_us` of the reference; it makes
+the kernel the default where that is the longer. A shape without an entry gets
+the heuristic of the operation's `config`, if the kernel is asked for by name.
 """
 
 import functools
@@ -28,6 +30,14 @@ def table(op: str, device_kind: str) -> dict[str, dict]:
   if not path.exists():
     return {}
   return json.loads(path.read_text(encoding='utf-8'))['entries']
+
+
+def wins(op: str, key: str) -> bool:
+  """Whether the kernel was measured to be faster than XLA's fusion of its
+  reference, for a shape on the device at hand; else it is not used unless
+  asked for by name."""
+  entry = table(op, jax.local_devices()[0].device_kind).get(key)
+  return entry is not None and entry['time_us'] < entry['xla_us']
 
 
 @functools.cache
