@@ -19,6 +19,11 @@ from spinejax.drafters import backbone
 from spinejax.drafters.backbone import BackboneConfig, BackboneParams, Place
 from spinejax.drafters.base import Drafter, Proposal
 from spinejax.drafters.dflash import each_alone
+from spinejax.drafters.factored import (
+  Tables,
+  greedy_path,
+  transition_factored,
+)
 from spinejax.drafters.transition import (
   check_candidates,
   path,
@@ -80,23 +85,6 @@ class Injection:
   receiver_MR: jax.Array
   predecessor_MR: jax.Array
   bias_M: jax.Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Tables:
-  """Static products that let the transition table skip D-wide work.
-
-  Attributes:
-    write_VM: (head * norm scale) W_O of the last layer.
-    gram_MM: W_O^T W_O.
-    message_VM, gate_VM: sqrt(r) codes through W_msg and W_pred.
-  """
-
-  write_VM: jax.Array
-  gram_MM: jax.Array
-  message_VM: jax.Array
-  gate_VM: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -260,66 +248,6 @@ def transition_direct(
   return backbone.cap(cfg, nn.einsum('bsid,bscd->bsic', refined, rows))
 
 
-def make_tables(
-  cfg: DSpineConfig, params: DSpineParams, head_VD: jax.Array
-) -> Tables:
-  """The static products of the factored form, float32."""
-  f32 = jnp.float32
-  inj = jax.tree.map(lambda x: x.astype(f32), params.injection)
-  write_DM = inj.writes_DM[cfg.layers - 1]
-  codes = params.codes_VR.astype(f32) * cfg.rank**0.5
-  scaled = head_VD.astype(f32) * params.backbone.norm_D.astype(f32)
-  return Tables(
-    write_VM=nn.einsum('vd,dm->vm', scaled, write_DM),
-    gram_MM=nn.einsum('dm,dn->mn', write_DM, write_DM),
-    message_VM=nn.einsum('vr,mr->vm', codes, inj.message_MR),
-    gate_VM=nn.einsum('vr,mr->vm', codes, inj.predecessor_MR),
-  )
-
-
-def transition_factored(
-  cfg: DSpineConfig,
-  params: DSpineParams,
-  tables: Tables,
-  head_VD: jax.Array,
-  pre_BSD: jax.Array,
-  candidates_BSN: jax.Array,
-  anchor_B: jax.Array,
-) -> Float[Array, 'B S N N']:
-  """`transition_direct` without a D-wide vector a predecessor.
-
-  With t = |h| / sqrt(D) and q_i the gated message of predecessor i:
-
-    s[i, c] = (<norm * h, head_c> + t <q_i, write_c>)
-              / sqrt((|h|^2 + 2 t <q_i, W_O^T h> + t^2 q_i^T G q_i) / D + eps)
-  """
-  f32 = jnp.float32
-  inj = jax.tree.map(lambda x: x.astype(f32), params.injection)
-  h = pre_BSD.astype(f32)
-  last, D = cfg.layers - 1, h.shape[-1]
-  before = predecessors(candidates_BSN, anchor_B)
-  received = nn.dense(feature(h, inj.readouts_RD[last]), inj.receiver_MR)
-  g = jax.nn.sigmoid(
-    (received + inj.bias_M)[:, :, None] + tables.gate_VM[before]
-  )
-  q = g * tables.message_VM[before]
-  norm = injection.safe_norm(h)
-  t = norm * D**-0.5
-  rows = jnp.take(head_VD, candidates_BSN, axis=0).astype(f32)
-  straight = nn.einsum(
-    'bsd,bscd->bsc', h * params.backbone.norm_D.astype(f32), rows
-  )
-  through = nn.einsum('bsim,bscm->bsic', q, tables.write_VM[candidates_BSN])
-  back = nn.einsum('bsd,dm->bsm', h, inj.writes_DM[last])
-  cross = nn.einsum('bsim,bsm->bsi', q, back)
-  square = jnp.sum(nn.dense(q, tables.gram_MM) * q, axis=-1)
-  mean = (norm**2 + 2 * t * cross + t**2 * square) / D
-  scores = straight[:, :, None] + t[..., None] * through
-  return backbone.cap(
-    cfg, scores * jax.lax.rsqrt(mean + cfg.norm_eps)[..., None]
-  )
-
-
 def propose(
   cfg, params, view, cache, history, anchor_B, keys_B, sampling
 ) -> Proposal:
@@ -335,6 +263,10 @@ def propose(
     candidates_BSN = top_candidates(logits_BSV, cfg.candidates)
     pre_BSD = out.pre_BAKD[:, 0, 1:]
     table = (view.head_VD, pre_BSD, candidates_BSN, anchor_B)
+    greedy = sampling.greedy and cfg.output_multiplier > 0
+    if greedy and params.tables is not None:
+      tokens_BS = greedy_path(cfg, params, params.tables, *table)
+      return Proposal.certain(tokens_BS)
     if params.tables is None:
       scores = transition_direct(cfg, params, *table)
     else:
