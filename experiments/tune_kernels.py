@@ -1,5 +1,6 @@
 """Finds the fastest config of each kernel by shape, and writes the tables."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -22,37 +23,75 @@ def tuned(case: Case, config) -> dict | None:
   layers = 2 if config.toy else case.layers()
   stack = Stack(case, layers)
   exact = stack.one(case.reference, jnp.float32)
+  xla = stack.program(case.reference)
+
+  def program_of(platform, candidate):
+    """None, said why, of a config that fails or computes something else."""
+
+    def kernel(x, own):
+      return case.kernels[platform](x, own, candidate)
+
+    try:
+      error = relative_error(stack.one(kernel), exact)
+      if error <= config.most_error:
+        return stack.program(kernel)
+      print(f'  {candidate}: error {error:.1e}', file=sys.stderr)
+    except Exception as failed:  # the other candidates are worth having
+      print(f'  {candidate}: {failed!r:.200}', file=sys.stderr)
+    return None
+
+  def timed(platform, candidates):
+    """Microseconds of XLA, and of the candidates that work."""
+    programs = {c: program_of(platform, c) for c in candidates}
+    programs = {c: program for c, program in programs.items() if program}
+    xla_us, *times = (
+      float(np.median(each))
+      for each in interleaved_us(
+        [xla, *programs.values()], layers, config.calls, config.repeats
+      )
+    )
+    return xla_us, dict(zip(programs, times, strict=True))
+
   with platform_of(case) as platform:
     if platform is None or case.candidates[platform] == [None]:
       return None
-    programs, kept = [stack.program(case.reference)], []
-    for candidate in case.candidates[platform][: config.most or None]:
-
-      def kernel(x, own, candidate=candidate):
-        return case.kernels[platform](x, own, candidate)
-
-      try:
-        error = relative_error(stack.one(kernel), exact)
-        program = stack.program(kernel)
-      except Exception as failed:  # the other candidates are worth having
-        print(f'  {candidate}: {failed!r:.200}', file=sys.stderr)
-        continue
-      if error > config.most_error:
-        print(f'  {candidate}: error {error:.1e}', file=sys.stderr)
-        continue
-      programs.append(program)
-      kept.append(candidate)
-    took = interleaved_us(programs, layers, config.calls, config.repeats)
-  if not kept:
-    return None
-  xla_us, *times = (float(np.median(each)) for each in took)
-  best = int(np.argmin(times))
+    candidates = case.candidates[platform][: config.most or None]
+    xla_us, times = timed(platform, candidates)
+    tried = len(times)
+    if not times:
+      return None
+    best = min(times, key=times.get)
+    joined = join(times, candidates[0])
+    if joined not in times:
+      xla_us, times = timed(platform, [best, joined])
+      best = min(times, key=times.get)
+      tried += 1
   return dict(
-    config=config_fields(kept[best]),
+    config=config_fields(best),
     time_us=times[best],
     xla_us=xla_us,
-    tried=len(kept),
+    tried=tried,
   )
+
+
+def join(times: dict, base):
+  """All fields that each alone made `base` faster, together."""
+  if base not in times:
+    return min(times, key=times.get)
+  fields = [field.name for field in dataclasses.fields(base)]
+  best = {}
+  for candidate in times:
+    changed = [f for f in fields if getattr(candidate, f) != getattr(base, f)]
+    if len(changed) == 1 and times[candidate] < times[base]:
+      best.setdefault(changed[0], []).append(candidate)
+  values = {
+    field: getattr(min(found, key=times.get), field)
+    for field, found in best.items()
+  }
+  try:
+    return dataclasses.replace(base, **values)
+  except ValueError:  # together they do not fit
+    return min(times, key=times.get)
 
 
 def config_fields(config) -> dict:

@@ -3,7 +3,9 @@
 import json
 
 from experiments import kernel_cases
+from experiments.tune_kernels import join
 from pallas_kernels import tuning
+from pallas_kernels.product.config import Config
 from spinejax.report import results
 from tests.experiments import binaries
 
@@ -73,3 +75,18 @@ def test_a_table_is_read_by_device_kind(tmp_path, monkeypatch):
   assert tuning.table('product', 'NVIDIA H200') == {'1x2x3': {'config': {}}}
   assert tuning.table('product', 'cpu') == {}
   tuning.table.cache_clear()
+
+
+def test_what_made_it_faster_is_joined():
+  base = Config(64, 128, 6)
+  times = {
+    base: 5.0,
+    Config(32, 128, 6): 4.0,
+    Config(16, 128, 6): 3.0,
+    Config(64, 64, 6): 6.0,
+    Config(64, 128, 4): 4.5,
+    Config(32, 64, 4): 1.0,  # more than one field: no evidence for either
+  }
+  assert join(times, base) == Config(16, 128, 4)
+  del times[base]
+  assert join(times, base) == Config(32, 64, 4)
