@@ -17,8 +17,10 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.block_attention import config as attention_config
 from pallas_kernels.block_attention import gpu as attention_gpu
 from pallas_kernels.block_attention import shapes as attention_shapes
+from pallas_kernels.block_attention import tpu as attention_tpu
 from pallas_kernels.injection import config as injection_config
 from pallas_kernels.injection import gpu as injection_gpu
 from pallas_kernels.injection import reference as injection_reference
@@ -164,6 +166,7 @@ def block_attention(name: str, shape) -> Case:
     shape.requests, shape.rows, shape.groups, shape.heads, shape.head_dim,
     shape.capacity,
   )  # fmt: skip
+  at = B, Q, G, U, C, T
   length_B = jnp.array(shape.lengths, jnp.int32)
   settings = dict(eps=1e-6, causal=True)
   position = length_B[:, None] + jnp.arange(Q)
@@ -177,6 +180,11 @@ def block_attention(name: str, shape) -> Case:
       **settings,
     )[0]  # fmt: skip
 
+  def on_tpu(x, own, config):
+    return attention_tpu.block_attention(
+      *x, *own, length_B, rope, None, append=False, config=config, **settings
+    )[0]
+
   def reference(x, own):
     q, k, v = (y[:, None] for y in nn.split_qkv(x[0], rope, None, 1e-6))
     seen_BAKT = jnp.arange(T) < jnp.broadcast_to(
@@ -186,14 +194,17 @@ def block_attention(name: str, shape) -> Case:
 
   context = sum(shape.lengths)
   return Case(
-    'block_attention', name, B * Q, name,
+    'block_attention', name, B * Q, attention_config.key(*at),
     shared=(array(BF16, B, Q, G, U + 2, C),),
     own=(array(BF16, B, G, T, C),) * 2,
-    kernels=dict(cuda=kernel),
+    kernels=dict(cuda=kernel, tpu=on_tpu),
     reference=reference,
     carried=_handed_on,
-    chosen=dict(cuda=None),
-    candidates=dict(cuda=[None]),
+    chosen=dict(cuda=None, tpu=attention_config.tpu_config(*at)),
+    candidates=dict(
+      cuda=[None],  # it has no choice to make
+      tpu=[attention_config.TpuConfig(tile) for tile in (128, 256, 512)],
+    ),
     bytes=2 * (2 * context * G * C + B * Q * G * C * (2 * U + 2)),
     flops=4 * context * Q * G * U * C,
   )  # fmt: skip

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tuning
 from pallas_kernels.injection import api, gpu, reference, tpu
@@ -88,23 +87,16 @@ def test_gpu(shape, interpreted):
     ((2, 4, 256, 256, 256), TpuConfig(128, 128, 128)),
   ),
 )
-def test_tpu(shape, config, dtype, most):
+def test_tpu(shape, config, dtype, most, interpreted_tpu):
   args = arrays(shape, dtype)
-  checks = pltpu.InterpretParams(
-    detect_races=True,
-    uninitialized_memory='nan',
-    out_of_bounds_reads='raise',
-  )
-  with pltpu.force_tpu_interpret_mode(checks):
-    got = tpu.injection(*args, config)
+  got = tpu.injection(*args, config)
   check(got, args, most)
 
 
-def test_more_requests_than_vector_memory_holds(monkeypatch):
+def test_more_requests_than_vector_memory_holds(monkeypatch, interpreted_tpu):
   args = arrays(TOY['toy_odd'])
   monkeypatch.setattr(tpu, '_RESIDENT', 2 * 5 * 192 * 2)
-  with pltpu.force_tpu_interpret_mode():
-    got = tpu.injection(*args, tpu_config(*TOY['toy_odd'][1:]))
+  got = tpu.injection(*args, tpu_config(*TOY['toy_odd'][1:]))
   check(got, args, 1e-2)
 
 

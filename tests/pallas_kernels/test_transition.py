@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.transition import api, gpu, reference, tpu
 from pallas_kernels.transition.config import Config, candidates
@@ -82,24 +81,17 @@ def test_gpu(shape, sampled, interpreted):
 @pytest.mark.parametrize(
   ('shape', 'sampled'), (('toy_1', True), ('toy_2', False))
 )
-def test_tpu(shape, sampled):
+def test_tpu(shape, sampled, interpreted_tpu):
   args = arrays(TOY[shape], sampled)
   given = args if sampled else (*args, None, None)
-  checks = pltpu.InterpretParams(
-    detect_races=True,
-    uninitialized_memory='nan',
-    out_of_bounds_reads='raise',
-  )
-  with pltpu.force_tpu_interpret_mode(checks):
-    got = tpu.transition(*given)
+  got = tpu.transition(*given)
   check(got, args)
 
 
-def test_of_equals_the_first_is_taken():
+def test_of_equals_the_first_is_taken(interpreted_tpu):
   args = [jnp.zeros_like(x) for x in arrays(TOY['toy_1'], False)]
   args[2] = args[2].at[:, :, 5:].set(1.0)
-  with pltpu.force_tpu_interpret_mode():
-    on_tpu = tpu.transition(*args, None, None)[0]
+  on_tpu = tpu.transition(*args, None, None)[0]
   for index_BS in (reference.transition(*args)[0], on_tpu):
     np.testing.assert_array_equal(index_BS, 5)
 
