@@ -58,7 +58,7 @@ def transition(
   sampled = noise_BSN is not None
   by_column = [straight_BSN, scale_BSN, *([noise_BSN] if sampled else [])]
   by_row = [factor_BSN] if sampled else []
-  vectors = [flat(x) for x in (*by_column, *by_row)]
+  vectors = [flat(x).reshape(B, groups, ROWS) for x in (*by_column, *by_row)]
   out_type = [jax.ShapeDtypeStruct((B, _WIDE), jnp.int32)]
   if sampled:
     out_type.append(jax.ShapeDtypeStruct((B * groups, ROWS, ROWS), _F32))
@@ -68,7 +68,7 @@ def transition(
     grid=(B,),
     grid_names=('request',),
     scratch_types=[
-      plgpu.SMEM((len(vectors), ROWS), _F32),
+      plgpu.SMEM((len(vectors), groups, ROWS), _F32),
       plgpu.SMEM((groups * ROWS,), jnp.int32),
       plgpu.SMEM((_WIDE,), jnp.int32),
       plgpu.SMEM((ROWS, ROWS), _F32),
@@ -101,10 +101,12 @@ def _body(*refs, slots, count, groups, config):
   of_row = lax.div(row, jnp.int32(count))
   own = of_row == lax.div(column, jnp.int32(count))
 
+  for i, vector in enumerate(vectors):
+    plgpu.copy_gmem_to_smem(vector.at[request], vectors_s.at[i], loaded)
+  plgpu.barrier_wait(loaded)
+
   def one(group, _):
     at = request * groups + group
-    for i, vector in enumerate(vectors):
-      plgpu.copy_gmem_to_smem(vector.at[at], vectors_s.at[i], loaded)
     first = pl.multiple_of(at * ROWS, ROWS)
     parts = products(
       [Operand(x, first, ROWS, ROWS) for x in matrices],
@@ -112,10 +114,9 @@ def _body(*refs, slots, count, groups, config):
       step=config.step,
       stages=config.stages,
     )  # fmt: skip
-    plgpu.barrier_wait(loaded)
 
     def vector(i, layout, axis):
-      x = load(vectors_s.at[i], layout, optimized=False)
+      x = load(vectors_s.at[i, group], layout, optimized=False)
       return lax.broadcast_in_dim(x, shape, [axis])
 
     through = parts[0] + (parts[1] + parts[2])
