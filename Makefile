@@ -7,21 +7,26 @@ INSTALL = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check \
 EDITABLE = --config-settings editable_mode=compat -e
 RUN = JAX_PLATFORMS=cpu $(VENV)/bin/python -m
 
-PYTEST_ARGS ?= -q -n 2 tests
+PYTEST_ARGS ?= -q -n 2 tests --ignore=tests/aot
+AOT_ARGS ?= -q tests/aot
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-aot lint format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' \
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' \
 	  Makefile
 	@echo 'PYTHON=... chooses the interpreter that makes $(VENV);' \
-	  'PYTEST_ARGS=... replaces "$(PYTEST_ARGS)".'
+	  'PYTEST_ARGS=... replaces "$(PYTEST_ARGS)",' \
+	  'AOT_ARGS=... "$(AOT_ARGS)" (--every: all shapes).'
 
 demo: $(VENV)/.demo  ## install, then decode with a drafter on the CPU
 	$(RUN) experiments.decode --config=configs/decode_smollm2.py:demo
 
 test: $(VENV)/.test  ## run the tests
 	$(RUN) pytest $(PYTEST_ARGS)
+
+test-aot: $(VENV)/.aot  ## compile the kernels for TPUs and the H100
+	$(RUN) pytest $(AOT_ARGS)
 
 lint: $(VENV)/.test  ## check style and format
 	$(VENV)/bin/ruff check .
@@ -46,6 +51,11 @@ $(VENV)/.demo: setup.cfg constraints.txt | $(VENV)/bin/pip
 $(VENV)/.test: $(VENV)/.demo
 	@echo 'Installing what the tests need.'
 	@$(INSTALL) $(EDITABLE) '.[demo,serve,test]'
+	@touch $@
+
+$(VENV)/.aot: $(VENV)/.test
+	@echo 'Installing the compilers for TPUs and GPUs: 900 MB.'
+	@$(INSTALL) $(EDITABLE) '.[demo,test,aot]'
 	@touch $@
 
 # The first interpreter that is new enough and makes a working environment: a

@@ -24,7 +24,8 @@ from spinejax.decode import loop
 from spinejax.decode import round as rounds
 from spinejax.decode.generate import generate, start
 from spinejax.drafters.base import DraftModel, History, TargetView
-from spinejax.drafters.dspine import DSpineConfig, dspine, make_tables
+from spinejax.drafters.dspine import DSpineConfig, dspine
+from spinejax.drafters.factored import make_tables
 from spinejax.drafters.loading import plain_model
 from spinejax.drafters.transition import top_candidates
 from spinejax.report import results

@@ -17,7 +17,8 @@ from spinejax.decode.state import init_state
 from spinejax.drafters.dflash2 import DFlash2Config, random_dflash2
 from spinejax.drafters.domino import DominoConfig, random_domino
 from spinejax.drafters.dspark import DSparkConfig, random_dspark
-from spinejax.drafters.dspine import DSpineConfig, dspine, make_tables
+from spinejax.drafters.dspine import DSpineConfig, dspine
+from spinejax.drafters.factored import make_tables
 from spinejax.target.config import TargetConfig
 from spinejax.target.model import random_params
 from spinejax.verify.sampling import Sampling

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.block_attention import gpu
+from pallas_kernels import hopper, tuning
+from pallas_kernels.block_attention import config, gpu, tpu
 
 Rows = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -30,11 +31,11 @@ def block_attention(
   causal: bool,
   append: bool,
 ) -> Rows:
-  """By the Hopper kernel where it is lowered for one and takes the shapes.
+  """By a kernel where it is lowered for one and takes the shapes.
 
   It reads context rows up to each request's length only, whatever the
-  capacity. It was measured to win at every shape it takes; see
-  docs/performance.md.
+  capacity. That for Hopper was measured to win at every shape it takes (see
+  docs/performance.md); that for TPUs is taken where a tuned table has it win.
 
   Args:
     otherwise: the same function of the six arrays below in XLA, for all other
@@ -54,10 +55,15 @@ def block_attention(
     caches.
   """
   args = (qkv_BQGJC, k_BGTC, v_BGTC, length_B, rope, norms)
-  if not supported(qkv_BQGJC, k_BGTC):
+  settings = dict(eps=eps, causal=causal, append=append)
+  kernels = {}
+  if supported(qkv_BQGJC, k_BGTC):
+    kernels['cuda'] = functools.partial(_on_gpu, **settings)
+  if _wins_on_tpu(qkv_BQGJC, k_BGTC):
+    kernels['tpu'] = functools.partial(_on_tpu, **settings)
+  if not kernels:
     return otherwise(*args)
-  kernel = functools.partial(_on_gpu, eps=eps, causal=causal, append=append)
-  return lax.platform_dependent(*args, cuda=kernel, default=otherwise)
+  return lax.platform_dependent(*args, **kernels, default=otherwise)
 
 
 def supported(qkv_BQGJC: jax.Array, k_BGTC: jax.Array) -> bool:
@@ -73,13 +79,30 @@ def supported(qkv_BQGJC: jax.Array, k_BGTC: jax.Array) -> bool:
     and gpu.fits(J - 2, Q, C)
     and k_BGTC.shape[2] % 8 == 0  # whole swizzle rows
     and jax.typeof(k_BGTC).sharding.mesh.size <= 1
-    and _hopper()
+    and hopper.is_at_hand()
   )
 
 
-def _hopper() -> bool:
-  device = jax.local_devices()[0]
-  return device.platform != 'gpu' or device.compute_capability == '9.0'
+def _shape(qkv_BQGJC, k_BGTC):
+  B, Q, G, J, C = qkv_BQGJC.shape
+  return B, Q, G, J - 2, C, k_BGTC.shape[2]
+
+
+def _wins_on_tpu(qkv_BQGJC: jax.Array, k_BGTC: jax.Array) -> bool:
+  return (
+    qkv_BQGJC.dtype == k_BGTC.dtype
+    and jax.typeof(k_BGTC).sharding.mesh.size <= 1
+    and jax.local_devices()[0].platform == 'tpu'
+    and tuning.wins('block_attention', config.key(*_shape(qkv_BQGJC, k_BGTC)))
+  )
+
+
+@functools.partial(jax.jit, static_argnames=('eps', 'causal', 'append'))
+def _on_tpu(qkv, k, v, length_B, rope, norms, **settings):
+  chosen = config.tpu_config(*_shape(qkv, k))
+  return tpu.block_attention(
+    qkv, k, v, length_B, rope, norms, config=chosen, **settings
+  )
 
 
 # One body for all layers: lowered, and compiled, once.

@@ -18,11 +18,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.compat import load
+from pallas_kernels.hopper import WGMMA, tiled
 
 TILE = 64  # rows of a tensor-core tile, and context rows of a step
 _STAGES = 3
 _LOG2E = math.log2(math.e)
-_WGMMA = plgpu.Layout.WGMMA
 _F32 = jnp.float32
 
 
@@ -39,19 +39,6 @@ def fits(heads: int, rows: int, head_dim: int) -> bool:
 def splits_for(groups: int, processors: int = 132) -> int:
   """Ranges of a context that keep the multiprocessors busy: at most 8."""
   return max(1, min(8, processors // groups))
-
-
-def _tiled(shape, dtype):
-  """Shared memory laid out for the tensor cores, free of bank conflicts."""
-  wide = min(shape[-1], 128 // jnp.dtype(dtype).itemsize)
-  return plgpu.SMEM(
-    shape,
-    dtype,
-    transforms=(
-      plgpu.TilingTransform((8, wide)),
-      plgpu.SwizzleTransform(wide * jnp.dtype(dtype).itemsize),
-    ),
-  )
 
 
 def block_attention(
@@ -91,17 +78,17 @@ def block_attention(
       jax.ShapeDtypeStruct((splits, B, G, TILE, C), dtype),
       jax.ShapeDtypeStruct((splits, B, G, TILE), _F32),
     ]
-  halves = (_tiled((TILE, half), dtype),) * 2
+  halves = (tiled((TILE, half), dtype),) * 2
   scratch = [
     halves, halves,  # queries, keys
-    _tiled((TILE, C), dtype),  # values, then the result
+    tiled((TILE, C), dtype),  # values, then the result
     # What is appended: a row of the cache starts anywhere, so not swizzled.
     (plgpu.SMEM((TILE, half), dtype),) * 2,
     (plgpu.SMEM((S, half), dtype),) * 2,
-    (_tiled((TILE, half), _F32),) * 2,  # cosine, sine
+    (tiled((TILE, half), _F32),) * 2,  # cosine, sine
     (plgpu.SMEM((half,), dtype),) * 4, plgpu.SMEM((TILE,), _F32),
-    (_tiled((_STAGES, TILE, half), dtype),) * 2,
-    _tiled((_STAGES, TILE, C), dtype),
+    (tiled((_STAGES, TILE, half), dtype),) * 2,
+    tiled((_STAGES, TILE, C), dtype),
     plgpu.Barrier(num_arrivals=2 * U + 7 + 4 * (norms is not None)),
     plgpu.Barrier(num_arrivals=3, num_barriers=_STAGES),
   ]  # fmt: skip
@@ -218,17 +205,17 @@ def _body(
     pl.when(i < steps)(lambda i=i: fetch(jnp.int32(i), i))
   plgpu.barrier_wait(loaded)
 
-  turn = load(cos_s, _WGMMA), load(sin_s, _WGMMA)
+  turn = load(cos_s, WGMMA), load(sin_s, WGMMA)
 
   def rotated(halves, weights):
-    left, right = (load(x, _WGMMA).astype(_F32) for x in halves)
+    left, right = (load(x, WGMMA).astype(_F32) for x in halves)
     if weights:
       square = (left * left + right * right).sum(axis=1)
       scale = lax.rsqrt(square * (1.0 / C) + eps)
       scale = lax.broadcast_in_dim(scale, left.shape, [0])
       by_left, by_right = (
         lax.broadcast_in_dim(
-          load(w, _WGMMA.reduce(0), optimized=False).astype(_F32),
+          load(w, WGMMA.reduce(0), optimized=False).astype(_F32),
           left.shape,
           [1],
         )
@@ -262,7 +249,7 @@ def _body(
 
   scale = C**-0.5 * _LOG2E
   at_row, at_col = (
-    plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), i, layout=_WGMMA)
+    plgpu.broadcasted_iota(jnp.int32, (TILE, TILE), i, layout=WGMMA)
     for i in range(2)
   )
 
@@ -295,9 +282,9 @@ def _body(
     return plgpu.layout_cast(jnp.full(shape, value, _F32), layout)
 
   carry = (
-    full((TILE, C), 0.0, _WGMMA),
-    full((TILE,), -jnp.inf, _WGMMA.reduce(1)),
-    full((TILE,), 0.0, _WGMMA.reduce(1)),
+    full((TILE, C), 0.0, WGMMA),
+    full((TILE,), -jnp.inf, WGMMA.reduce(1)),
+    full((TILE,), 0.0, WGMMA.reduce(1)),
   )
   seen = at_col < rows
   if causal:
@@ -316,8 +303,8 @@ def _body(
     @pl.when(here + TILE > length)
     def _():
       # What lies past the length may be anything, and 0 x NaN is NaN.
-      v = load(value_buf.at[slot], _WGMMA)
-      row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=_WGMMA)
+      v = load(value_buf.at[slot], WGMMA)
+      row = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=WGMMA)
       value_buf.at[slot][...] = jnp.where(
         row + here < length, v, jnp.zeros_like(v)
       )

@@ -18,22 +18,10 @@ def block_attention(
   append: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """As `api.block_attention`, which documents it."""
-  B, Q, G, J, C = qkv_BQGJC.shape
+  B, Q, _, _, C = qkv_BQGJC.shape
   T = k_BGTC.shape[2]
   dtype = k_BGTC.dtype
-  qkv = qkv_BQGJC.astype(jnp.float32)
-  q, k, v = qkv[..., : J - 2, :], qkv[..., J - 2, :], qkv[..., J - 1, :]
-  if norms is not None:
-    q, k = (
-      x
-      * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-      * scale.astype(jnp.float32)
-      for x, scale in zip((q, k), norms, strict=True)
-    )
-  cos, sin = rope
-  q = _rotate(q, cos[:, :, None], sin[:, :, None]).astype(dtype)
-  k = _rotate(k, cos, sin).astype(dtype)
-  v = v.astype(dtype)
+  q, k, v = rotated(qkv_BQGJC, rope, norms, eps, dtype)
   keys = jnp.concatenate([k_BGTC, k.swapaxes(1, 2)], axis=2)
   values = jnp.concatenate([v_BGTC, v.swapaxes(1, 2)], axis=2)
   # Rows past the length may hold anything, and 0 x NaN is NaN.
@@ -50,9 +38,27 @@ def block_attention(
   mixed = jnp.einsum('bguqt,bgtc->bqguc', jax.nn.softmax(scores), values)
   out = mixed.astype(dtype).reshape(B, Q, -1)
   if append:
-    k_BGTC = _append(k_BGTC, k, length_B)
-    v_BGTC = _append(v_BGTC, v, length_B)
+    k_BGTC = appended(k_BGTC, k, length_B)
+    v_BGTC = appended(v_BGTC, v, length_B)
   return out, k_BGTC, v_BGTC
+
+
+def rotated(qkv_BQGJC, rope, norms, eps, dtype):
+  """Queries [B, Q, G, U, C], keys and values [B, Q, G, C] of the block:
+  normed and rotated in float32, then in the cache's dtype."""
+  J = qkv_BQGJC.shape[3]
+  qkv = qkv_BQGJC.astype(jnp.float32)
+  q, k, v = qkv[..., : J - 2, :], qkv[..., J - 2, :], qkv[..., J - 1, :]
+  if norms is not None:
+    q, k = (
+      x
+      * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+      * scale.astype(jnp.float32)
+      for x, scale in zip((q, k), norms, strict=True)
+    )
+  cos, sin = rope
+  q = _rotate(q, cos[:, :, None], sin[:, :, None]).astype(dtype)
+  return q, _rotate(k, cos, sin).astype(dtype), v.astype(dtype)
 
 
 def _rotate(x, cos, sin):
@@ -62,7 +68,8 @@ def _rotate(x, cos, sin):
   )
 
 
-def _append(cache_BGTC, rows_BQGC, length_B):
+def appended(cache_BGTC, rows_BQGC, length_B):
+  """The cache with rows behind the valid ones; those past it are dropped."""
   at = length_B[:, None] + jnp.arange(rows_BQGC.shape[1])
   write = jax.vmap(lambda cache, at, rows: cache.at[:, at].set(
     rows.swapaxes(0, 1), mode='drop'))  # fmt: skip

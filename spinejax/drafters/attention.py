@@ -50,7 +50,7 @@ def attend(
     return _attend_once(cfg, index, norms, qkv, rope, context, place)
   q, k, v = nn.split_qkv(qkv, rope, norms, cfg.norm_eps)
   seen = _visible(cfg, index, qkv.shape[2], place, context[0].shape[2])
-  how = _attend_fused if nn.has_flash(q) else _attend_parts
+  how = _attend_fused if nn.has_flash(q) else attend_parts
   return how(q, k, v, *context, *seen)
 
 
@@ -64,7 +64,7 @@ def _attend_once(cfg, index, norms, qkv, rope, context, place):
       cfg, index, qkv.shape[1], place, k_BGTC.shape[2]
     )
     mixed = nn.over_prefix(
-      functools.partial(_attend_parts, q, k, v, seen_KK=seen_KK),
+      functools.partial(attend_parts, q, k, v, seen_KK=seen_KK),
       k_BGTC, v_BGTC, seen_BAKT,
     )  # fmt: skip
     return mixed[:, 0], k_BGTC, v_BGTC
@@ -92,7 +92,7 @@ def _visible(cfg, index, K, place, T):
 
 
 def _attend_fused(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):
-  """`_attend_parts` by cuDNN, whose scores are not written to memory.
+  """`attend_parts` by cuDNN, whose scores are not written to memory.
 
   The blocks of a request are one sequence of queries; its keys are the context
   and all blocks, of which each sees itself.
@@ -114,7 +114,7 @@ def _attend_fused(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):
   return mixed.reshape(B, A, K, -1)
 
 
-def _attend_parts(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):
+def attend_parts(q, k, v, k_BGTC, v_BGTC, seen_BAKT, seen_KK):
   """Attention over context and block without copying the context.
 
   q [B, A, K, G, U, C], k and v [B, A, K, G, C] -> [B, A, K, H * C]. The two

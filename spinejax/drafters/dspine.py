@@ -4,13 +4,7 @@ After every layer each slot receives a gated message made from its left
 neighbour's feature. At selection the last injection is made again with the
 exact code of the predecessor token: for every pair of candidates of adjacent
 slots at once (the transition table), through which a walk then chooses.
-Letters as in the paper (arXiv 2609.36173)
-and sgl-project/SpecForge `specforge/modeling/draft/dspine.py`:
-
-  f_j = sqrt(r) normalise(W_R h_j)        feature of slot j
-  u_1 = sqrt(r) c(anchor), u_j = f_{j-1}  predecessor
-  g_j = sigmoid(W_recv f_j + W_pred u_j + bias)
-  h_j += |h_j| / sqrt(D) * W_O (g_j * W_msg u_j)
+Its formulas are those of `pallas_kernels.injection.reference`.
 """
 
 import dataclasses
@@ -19,10 +13,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.injection import reference as injection
+from pallas_kernels.injection.api import injection as inject_block
 from spinejax.drafters import backbone
 from spinejax.drafters.backbone import BackboneConfig, BackboneParams, Place
 from spinejax.drafters.base import Drafter, Proposal
 from spinejax.drafters.dflash import each_alone
+from spinejax.drafters.factored import (
+  Tables,
+  greedy_path,
+  transition_factored,
+)
 from spinejax.drafters.transition import (
   check_candidates,
   path,
@@ -88,23 +89,6 @@ class Injection:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Tables:
-  """Static products that let the transition table skip D-wide work.
-
-  Attributes:
-    write_VM: (head * norm scale) W_O of the last layer.
-    gram_MM: W_O^T W_O.
-    message_VM, gate_VM: sqrt(r) codes through W_msg and W_pred.
-  """
-
-  write_VM: jax.Array
-  gram_MM: jax.Array
-  message_VM: jax.Array
-  gate_VM: jax.Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class DSpineParams:
   """Weights, and the fixed token codes c [V, r] (`drafters.codes`).
 
@@ -117,22 +101,9 @@ class DSpineParams:
   tables: Tables | None = None
 
 
-def safe_norm(x: jax.Array) -> jax.Array:
-  """Euclidean norm over the last axis, kept, float32; gradient 0 at 0."""
-  square = jnp.sum(x.astype(jnp.float32) ** 2, axis=-1, keepdims=True)
-  positive = square > 0
-  return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)
-
-
-def normalise(x: jax.Array) -> jax.Array:
-  """x / max(|x|, 1e-12), in float32, cast back."""
-  x32 = x.astype(jnp.float32)
-  return (x32 / jnp.maximum(safe_norm(x32), 1e-12)).astype(x.dtype)
-
-
 def feature(h: jax.Array, readout_RD: jax.Array) -> jax.Array:
   """f = sqrt(r) normalise(W_R h), [..., R]."""
-  return normalise(nn.dense(h, readout_RD)) * readout_RD.shape[0] ** 0.5
+  return injection.feature(h, readout_RD, nn.dense)
 
 
 def code(codes_VR: jax.Array, ids: jax.Array, dtype) -> jax.Array:
@@ -149,14 +120,8 @@ def write(
   Receivers h and their features f broadcast against predecessors u, so one
   receiver can be tried with many predecessors.
   """
-  g = jax.nn.sigmoid(
-    nn.dense(f, inj.receiver_MR)
-    + nn.dense(u, inj.predecessor_MR)
-    + inj.bias_M.astype(f.dtype)
-  )
-  q = g * nn.dense(u, inj.message_MR)
-  scale = (safe_norm(h) * h.shape[-1] ** -0.5).astype(h.dtype)
-  return h + scale * nn.dense(q, inj.writes_DM[layer])
+  weights = inj.receiver_MR, inj.predecessor_MR, inj.message_MR, inj.bias_M
+  return injection.write(h, f, u, *weights, inj.writes_DM[layer], nn.dense)
 
 
 def inject(
@@ -166,6 +131,7 @@ def inject(
   anchor_BAR: jax.Array,
   gold_BASR: jax.Array | None = None,
   replace_BA: jax.Array | None = None,
+  decoding: bool = False,
 ) -> jax.Array:
   """The injection after one layer; slot 0 is left as it is.
 
@@ -175,11 +141,21 @@ def inject(
     anchor_BAR: code of the anchor, slot 1's predecessor.
     gold_BASR, replace_BA: blocks for which every predecessor is replaced by
       the code of the true token (training only).
+    decoding: one block a request, and no gradient is taken: a kernel may do.
   """
-  f = feature(h_BAKD, inj.readouts_RD[layer])
+  readout_RD = inj.readouts_RD[layer]
+  if gold_BASR is None:
+    weights = (
+      readout_RD, inj.receiver_MR, inj.predecessor_MR, inj.message_MR,
+      inj.bias_M, inj.writes_DM[layer],
+    )  # fmt: skip
+    if not decoding:
+      return injection.injection(h_BAKD, anchor_BAR, *weights, nn.dense)
+    h_BKD, anchor_BR = h_BAKD[:, 0], anchor_BAR[:, 0]
+    return inject_block(h_BKD, anchor_BR, *weights, dense=nn.dense)[:, None]
+  f = feature(h_BAKD, readout_RD)
   u = jnp.concatenate([anchor_BAR[:, :, None], f[:, :, 1:-1]], axis=2)
-  if gold_BASR is not None:
-    u = jnp.where(replace_BA[..., None, None], gold_BASR, u)
+  u = jnp.where(replace_BA[..., None, None], gold_BASR, u)
   written = write(inj, layer, h_BAKD[:, :, 1:], f[:, :, 1:], u)
   return jnp.concatenate([h_BAKD[:, :, :1], written], axis=2)
 
@@ -227,7 +203,7 @@ def draft(
   for i, layer in enumerate(base.layers):
     pre = backbone.block_layer(cfg, i, layer, h, context[i], place)
     gold = gold_BASR if i < replace_layers else None
-    h = inject(inj, i, pre, anchor_BAR, gold, replace_BA)
+    h = inject(inj, i, pre, anchor_BAR, gold, replace_BA, place.decoding)
     states.append(h)
     features.append(feature(h, inj.readouts_RD[i]))
   hidden = nn.rms_norm(h, base.norm_D, cfg.norm_eps)
@@ -272,66 +248,6 @@ def transition_direct(
   return backbone.cap(cfg, nn.einsum('bsid,bscd->bsic', refined, rows))
 
 
-def make_tables(
-  cfg: DSpineConfig, params: DSpineParams, head_VD: jax.Array
-) -> Tables:
-  """The static products of the factored form, float32."""
-  f32 = jnp.float32
-  inj = jax.tree.map(lambda x: x.astype(f32), params.injection)
-  write_DM = inj.writes_DM[cfg.layers - 1]
-  codes = params.codes_VR.astype(f32) * cfg.rank**0.5
-  scaled = head_VD.astype(f32) * params.backbone.norm_D.astype(f32)
-  return Tables(
-    write_VM=nn.einsum('vd,dm->vm', scaled, write_DM),
-    gram_MM=nn.einsum('dm,dn->mn', write_DM, write_DM),
-    message_VM=nn.einsum('vr,mr->vm', codes, inj.message_MR),
-    gate_VM=nn.einsum('vr,mr->vm', codes, inj.predecessor_MR),
-  )
-
-
-def transition_factored(
-  cfg: DSpineConfig,
-  params: DSpineParams,
-  tables: Tables,
-  head_VD: jax.Array,
-  pre_BSD: jax.Array,
-  candidates_BSN: jax.Array,
-  anchor_B: jax.Array,
-) -> Float[Array, 'B S N N']:
-  """`transition_direct` without a D-wide vector a predecessor.
-
-  With t = |h| / sqrt(D) and q_i the gated message of predecessor i:
-
-    s[i, c] = (<norm * h, head_c> + t <q_i, write_c>)
-              / sqrt((|h|^2 + 2 t <q_i, W_O^T h> + t^2 q_i^T G q_i) / D + eps)
-  """
-  f32 = jnp.float32
-  inj = jax.tree.map(lambda x: x.astype(f32), params.injection)
-  h = pre_BSD.astype(f32)
-  last, D = cfg.layers - 1, h.shape[-1]
-  before = predecessors(candidates_BSN, anchor_B)
-  received = nn.dense(feature(h, inj.readouts_RD[last]), inj.receiver_MR)
-  g = jax.nn.sigmoid(
-    (received + inj.bias_M)[:, :, None] + tables.gate_VM[before]
-  )
-  q = g * tables.message_VM[before]
-  norm = safe_norm(h)
-  t = norm * D**-0.5
-  rows = jnp.take(head_VD, candidates_BSN, axis=0).astype(f32)
-  straight = nn.einsum(
-    'bsd,bscd->bsc', h * params.backbone.norm_D.astype(f32), rows
-  )
-  through = nn.einsum('bsim,bscm->bsic', q, tables.write_VM[candidates_BSN])
-  back = nn.einsum('bsd,dm->bsm', h, inj.writes_DM[last])
-  cross = nn.einsum('bsim,bsm->bsi', q, back)
-  square = jnp.sum(nn.dense(q, tables.gram_MM) * q, axis=-1)
-  mean = (norm**2 + 2 * t * cross + t**2 * square) / D
-  scores = straight[:, :, None] + t[..., None] * through
-  return backbone.cap(
-    cfg, scores * jax.lax.rsqrt(mean + cfg.norm_eps)[..., None]
-  )
-
-
 def propose(
   cfg, params, view, cache, history, anchor_B, keys_B, sampling
 ) -> Proposal:
@@ -347,6 +263,10 @@ def propose(
     candidates_BSN = top_candidates(logits_BSV, cfg.candidates)
     pre_BSD = out.pre_BAKD[:, 0, 1:]
     table = (view.head_VD, pre_BSD, candidates_BSN, anchor_B)
+    greedy = sampling.greedy and cfg.output_multiplier > 0
+    if greedy and params.tables is not None:
+      tokens_BS = greedy_path(cfg, params, params.tables, *table)
+      return Proposal.certain(tokens_BS)
     if params.tables is None:
       scores = transition_direct(cfg, params, *table)
     else:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.bundle import is_bundle, read_bundle
 from spinejax.drafters.checkpoint import read_checkpoint
-from spinejax.drafters.dspine import DSpineParams, make_tables
+from spinejax.drafters.dspine import DSpineParams
+from spinejax.drafters.factored import make_tables
 from spinejax.drafters.ngram import ngram
 from spinejax.drafters.plain import plain
 from spinejax.errors import InputError

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.transition.reference import follow
 from spinejax.drafters.base import Proposal, Sparse
 from spinejax.errors import InputError
 from spinejax.sharding import MODEL, mesh_in, partition
@@ -118,12 +119,7 @@ def walk(
       jax.nn.softmax(scaled, axis=-1),
       jax.nn.one_hot(choice_BSN, N),
     )
-  path_BSN = lax.associative_scan(
-    lambda first, then: jnp.take_along_axis(then, first, axis=-1),
-    choice_BSN,
-    axis=1,
-  )
-  index_BS = path_BSN[..., 0]
+  index_BS = follow(choice_BSN)
   tokens_BS = jnp.take_along_axis(candidates_BSN, index_BS[..., None], axis=-1)[
     ..., 0
   ]

@@ -16,6 +16,7 @@ from spinejax.drafters import (
   dflash,
   dflash2,
   dspine,
+  factored,
   load_drafter,
   write_bundle,
 )
@@ -276,10 +277,10 @@ def logits_of(cfg, hidden, head_VD):
 @quick_jit
 def both_tables(cfg, params, head_VD, *table):
   """The transition table in its direct and in its factored form."""
-  tables = dspine.make_tables(cfg, params, head_VD)
+  tables = factored.make_tables(cfg, params, head_VD)
   return (
     dspine.transition_direct(cfg, params, head_VD, *table),
-    dspine.transition_factored(cfg, params, tables, head_VD, *table),
+    factored.transition_factored(cfg, params, tables, head_VD, *table),
   )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spinejax.drafters import backbone, dspine
+from spinejax.drafters import backbone, dspine, factored
 from spinejax.drafters.backbone import Place
 from spinejax.drafters.loading import load_drafter
 from spinejax.drafters.transition import top_candidates, walk
@@ -58,7 +58,7 @@ def test_two_rounds_with_a_cached_context(name):
   run = load_run(name)
   cfg, params, cache = run.cfg, run.params, run.cache()
   with_tables = dataclasses.replace(
-    params, tables=dspine.make_tables(cfg, params, run.head_VD)
+    params, tables=factored.make_tables(cfg, params, run.head_VD)
   )
   fast = dataclasses.replace(
     run, model=dataclasses.replace(run.model, params=with_tables)

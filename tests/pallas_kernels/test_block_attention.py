@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.block_attention import api, gpu, reference
+from pallas_kernels.block_attention import api, gpu, reference, tpu
+from pallas_kernels.block_attention.config import TpuConfig
 
 EPS = 1e-6
 
@@ -72,29 +71,6 @@ def arrays(case: Case, poison: float = 0.0):
   )  # fmt: skip
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
-  """Runs Mosaic GPU kernels on the CPU.
-
-  Its interpreter takes the left side of a product from shared memory only.
-  """
-  wgmma = plgpu.wgmma
-
-  def from_shared(acc, left, right):
-    if not isinstance(left, jax.Array):
-      return wgmma(acc, left, right)
-
-    def body(ref):
-      ref[...] = left
-      wgmma(acc, ref, right)
-
-    return pl.run_scoped(body, plgpu.SMEM(left.shape, left.dtype))
-
-  monkeypatch.setattr(plgpu, 'wgmma', from_shared)
-  with plgpu.force_gpu_interpret_mode():
-    yield
-
-
 def run(case: Case, given, monkeypatch):
   monkeypatch.setattr(gpu, 'splits_for', lambda groups: case.splits)
   qkv, k, v, length_B, rope, norms = given
@@ -124,6 +100,82 @@ def test_kernel(case, interpreted, monkeypatch):
         np.asarray(old[b, :, :rows], np.float32),
         rtol=1e-2,
       )
+
+
+def in_float64(case, qkv, k, v, length_B, rope, norms):
+  """The attention once more, in NumPy, request by request and head by head."""
+  qkv, k, v, cos, sin = (
+    np.array(x, np.float64) for x in (qkv, k, v, *rope)
+  )  # fmt: skip
+  q, new_k, new_v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
+
+  def rotated(x, scale, cos, sin):
+    if scale is not None:
+      root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + EPS)
+      x = x / root * np.asarray(scale, np.float64)
+    left, right = np.split(x, 2, axis=-1)
+    return np.concatenate(
+      [left * cos - right * sin, right * cos + left * sin], axis=-1
+    )
+
+  q_scale, k_scale = norms or (None, None)
+  q = rotated(q, q_scale, cos[:, :, None], sin[:, :, None])
+  new_k = rotated(new_k, k_scale, cos, sin)
+  out = np.zeros(q.shape)
+  for b, row, g, u in np.ndindex(q.shape[:4]):
+    own = row + 1 if case.causal else case.rows
+    length = int(length_B[b])
+    keys = np.concatenate([k[b, g, :length], new_k[b, :own, g]])
+    values = np.concatenate([v[b, g, :length], new_v[b, :own, g]])
+    weights = np.exp(keys @ q[b, row, g, u] * case.head_dim**-0.5)
+    out[b, row, g, u] = weights @ values / weights.sum()
+  for b, length in enumerate(case.lengths):
+    behind = slice(length, length + case.rows)
+    if case.append:
+      k[b, :, behind] = new_k[b].swapaxes(0, 1)[:, : case.capacity - length]
+      v[b, :, behind] = new_v[b].swapaxes(0, 1)[:, : case.capacity - length]
+  return out.reshape(*out.shape[:2], -1), k, v
+
+
+@pytest.mark.parametrize('dtype', (jnp.bfloat16, jnp.float32))
+@pytest.mark.parametrize(
+  'case',
+  (
+    Case(9, 3, 64, (65, 247), capacity=256, normed=True),
+    # The whole capacity in one step; an empty context; nothing appended.
+    Case(12, 2, 64, (10, 0), capacity=72, causal=False, append=False),
+  ),
+  ids=str,
+)
+def test_tpu(case, dtype, interpreted_tpu):
+  """As above, and in float32 against float64."""
+  given = arrays(case, poison=np.nan)
+  want = reference.block_attention(
+    *arrays(case), eps=EPS, causal=case.causal, append=case.append
+  )
+  if dtype == jnp.float32:
+    given, clean = (
+      jax.tree.map(
+        lambda x: x.astype(dtype) if x.dtype == jnp.bfloat16 else x, arrays_
+      )
+      for arrays_ in (given, arrays(case))
+    )
+    want = in_float64(case, *clean)
+  got = tpu.block_attention(
+    *given, eps=EPS, causal=case.causal, append=case.append,
+    config=TpuConfig(128),
+  )  # fmt: skip
+  out, expected = (np.asarray(x[0], np.float64) for x in (got, want))
+  error = np.linalg.norm(out - expected) / np.linalg.norm(expected)
+  assert error < (1e-2 if dtype == jnp.bfloat16 else 1e-5)
+  if case.append:
+    for new, old in zip(got[1:], want[1:], strict=True):
+      for b, length in enumerate(case.lengths):
+        np.testing.assert_allclose(
+          np.asarray(new[b, :, : length + case.rows], np.float64),
+          np.asarray(old[b, :, : length + case.rows], np.float64),
+          rtol=1e-2 if dtype == jnp.bfloat16 else 1e-5, atol=1e-6,
+        )  # fmt: skip
 
 
 def test_rows_past_the_capacity_are_dropped(interpreted, monkeypatch):

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.injection.reference import normalise
 from spinejax.drafters import backbone, dspine
 from spinejax.drafters.backbone import BackboneParams
 from spinejax.drafters.dspine import (
@@ -198,7 +199,7 @@ def _alignment(codes_VR, out: dspine.Draft, label_BAS) -> jax.Array:
   code_BASR = jnp.take(codes_VR, label_BAS, axis=0).astype(jnp.float32)
   total = 0.0
   for f_BAKR in out.features_BAKR:
-    f = dspine.normalise(f_BAKR[:, :, 1:].astype(jnp.float32))
+    f = normalise(f_BAKR[:, :, 1:].astype(jnp.float32))
     total = total + 1.0 - jnp.sum(f * code_BASR, axis=-1)
   return total
 

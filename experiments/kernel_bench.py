@@ -1,0 +1,120 @@
+"""Times each kernel beside XLA's own fusion of its reference."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import common
+from experiments.kernel_cases import OPS, Case, cases, platform_of
+from experiments.kernel_timing import (
+  Stack,
+  interleaved_us,
+  relative_error,
+  roofline_us,
+)
+from spinejax import report
+from spinejax.errors import InputError
+
+
+def measure(case: Case, config) -> dict:
+  """The metric row of a case; that of a kernel that fails says why."""
+  layers = 2 if config.toy else case.layers()
+  stack = Stack(case, layers)
+  exact = stack.one(case.reference, jnp.float32)
+  row = dict(
+    op=case.op, shape=case.shape, rows=case.rows, dtype='bfloat16',
+    layers=layers, repeats=config.repeats, bytes=case.bytes, flops=case.flops,
+  )  # fmt: skip
+  programs = [stack.program(case.reference)]
+  with platform_of(case) as platform:
+    if platform is not None:
+
+      def kernel(x, own):
+        return case.kernels[platform](x, own, case.chosen[platform])
+
+      row['config'] = str(case.chosen[platform])
+      try:
+        error = relative_error(stack.one(kernel), exact)
+        programs.append(stack.program(kernel))
+      except Exception as failed:  # the other cases are worth having
+        row['failed'] = f'{type(failed).__name__}: {failed}'[:300]
+      else:
+        row['relative_error'] = error
+    took = interleaved_us(programs, layers, config.calls, config.repeats)
+  least = roofline_us(case, report.results.device()[1])
+  for name, times in zip(('xla_', ''), took, strict=False):
+    median = float(np.median(times))
+    row |= {
+      f'{name}time_ms': median / 1e3,
+      f'{name}time_ms_low': min(times) / 1e3,
+      f'{name}time_ms_high': max(times) / 1e3,
+      f'{name}bytes_per_s': 1e6 * case.bytes / median,
+    }
+    if least is not None:
+      row[f'{name}roofline_fraction'] = least / median
+  if 'time_ms' in row:
+    row['speedup_vs_xla'] = row['xla_time_ms'] / row['time_ms']
+  return row
+
+
+def show(table: list[dict]) -> None:
+  """Prints the rows: microseconds of a layer."""
+
+  def cell(row, key, form='{:.3g}', scale=1.0):
+    return form.format(scale * row[key]) if key in row else '-'
+
+  lines = [
+    {
+      'op': row['op'],
+      'shape': row['shape'],
+      'rows': str(row['rows']),
+      'XLA us': cell(row, 'xla_time_ms', scale=1e3),
+      'kernel us': cell(row, 'time_ms', scale=1e3),
+      'speed-up': cell(row, 'speedup_vs_xla', '{:.2f}'),
+      'XLA roofline': cell(row, 'xla_roofline_fraction', '{:.0%}'),
+      'kernel roofline': cell(row, 'roofline_fraction', '{:.0%}'),
+      'error': cell(row, 'relative_error', '{:.1e}'),
+    }
+    for row in table
+  ]
+  report.table.print_columns(lines, names=3)
+  for row in table:
+    if 'failed' in row:
+      print(f'{row["op"]} {row["shape"]} failed: {row["failed"]}')
+
+
+def main(config):
+  started = report.results.now()
+  common.file_name('name', config.name)
+  common.positive(config, 'repeats', 'calls')
+  for op in config.ops:
+    if op not in OPS:
+      raise InputError(f'ops has {op!r}, expected {", ".join(OPS)}')
+  if not config.ops:
+    raise InputError('ops is empty, expected at least one')
+  common.results(config, 'kernel_bench')
+  table = []
+  for op in config.ops:
+    for case in cases(op, config.toy):
+      if config.shapes and case.shape not in config.shapes:
+        continue
+      print(f'{case.op} {case.shape}: compiling and timing', file=sys.stderr)
+      table.append(measure(case, config))
+      result = report.results.build(
+        'kernel_bench', 'synthetic', table, config=config.to_dict(),
+        started=started,
+      )  # fmt: skip
+      # After each, so that a failure loses one only.
+      path = report.results.write(result, config.name, root=config.results)
+      jax.clear_caches()
+  if not table:
+    raise InputError(f'shapes = {config.shapes}: no operation has one of them')
+  print(f'synthetic (random weights) on {report.results.device()[0]}\n')
+  show(table)
+  print(path)
+
+
+if __name__ == '__main__':
+  common.run(main)

@@ -1,0 +1,44 @@
+"""Compiling for accelerators that are not there: `make test-aot`."""
+
+import importlib.util
+import re
+
+import pytest
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+    '--every',
+    action='store_true',
+    help='all named shapes, types and chips in place of a few',
+  )
+
+
+def pytest_ignore_collect(collection_path):
+  """Nothing without the compilers."""
+  if importlib.util.find_spec('libtpu') is None:
+    return True
+  return None
+
+
+@pytest.fixture
+def every(request) -> bool:
+  """Whether all of a test's cases are asked for."""
+  return request.config.getoption('--every', default=False)
+
+
+@pytest.fixture
+def no_spills(tmp_path, monkeypatch):
+  """`no_spills(most_registers)`: of the Hopper kernels compiled so far, none
+  spilled, and none takes more registers a thread."""
+  monkeypatch.setenv('MOSAIC_GPU_DUMP_TO', str(tmp_path))
+
+  def check(most_registers: int):
+    reports = [path.read_text() for path in tmp_path.glob('*.ptxas')]
+    for report in reports:
+      assert ' 0 bytes spill stores, 0 bytes spill loads' in report
+      (used,) = re.findall(r'Used (\d+) registers', report)
+      assert int(used) <= most_registers
+    return len(reports)
+
+  return check
