@@ -33,6 +33,17 @@ class Batch:
   keep_BA: jax.Array
 
 
+def loss_mask(answer_B, length_B, width: int) -> jax.Array:
+  """float32 [B, T]: the answer, and the token before it.
+
+  Decoding starts with the last prompt token as its first anchor, so that token
+  is an anchor in training too.
+  """
+  at_T = jnp.arange(width)
+  inside = at_T < length_B[:, None]
+  return (inside & (at_T >= answer_B[:, None] - 1)).astype(jnp.float32)
+
+
 def sample_anchors(
   key: jax.Array, loss_mask_BT: Float[Array, 'B T'], count: int
 ) -> tuple[Int[Array, 'B A'], jax.Array]:

@@ -15,7 +15,7 @@ from spinejax.drafters.base import TargetView
 from spinejax.errors import InputError
 from spinejax.target.config import TargetConfig
 from spinejax.target.model import TargetParams, read
-from spinejax.train.batch import Batch, sample_anchors
+from spinejax.train.batch import Batch, loss_mask, sample_anchors
 from spinejax.train.objectives.base import Now, Objective, slot_weights
 
 
@@ -130,17 +130,6 @@ def init_state(task: Task, axes_DR: jax.Array | None) -> TrainState:
   # Fresh norms share one buffer, which could not be donated twice.
   weights = jax.tree.map(jnp.copy, weights)
   return TrainState(weights, task.optimizer().init(weights), jnp.int32(0))
-
-
-def loss_mask(answer_B, length_B, width: int) -> jax.Array:
-  """float32 [B, T]: the answer, and the token before it.
-
-  Decoding starts with the last prompt token as its first anchor, so that token
-  is an anchor in training too.
-  """
-  at_T = jnp.arange(width)
-  inside = at_T < length_B[:, None]
-  return (inside & (at_T >= answer_B[:, None] - 1)).astype(jnp.float32)
 
 
 def make_batch(

@@ -12,6 +12,7 @@ from spinejax.drafters.backbone import BackboneConfig
 from spinejax.drafters.base import TargetView
 from spinejax.sharding import shard
 from spinejax.train import evaluate
+from spinejax.train.batch import loss_mask
 from spinejax.train.objectives import OBJECTIVES, Now
 from spinejax.train.objectives.dflash import DFlashLoss
 from spinejax.train.objectives.domino import DominoLoss
@@ -19,7 +20,6 @@ from spinejax.train.objectives.dspine import DSpineLoss
 from spinejax.train.step import (
   Task,
   TrainConfig,
-  loss_mask,
   make_batch,
   train_step,
 )
