@@ -5,21 +5,16 @@ import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
 
+from experiments.platforms import round_program
 from pallas_kernels import tuning
 from spinejax.compat import topologies
 from spinejax.decode import loop
 from spinejax.decode import round as decode_round
-from spinejax.decode.state import init_state
 from spinejax.drafters import dspine
 from spinejax.drafters.backbone import tap_ids
-from spinejax.drafters.factored import make_tables
-from spinejax.target.model import random_params
 from spinejax.target.presets import preset
-from spinejax.train.objectives import OBJECTIVES
-from spinejax.verify.sampling import Sampling
 
 TARGETS = ('h100', 'v5e')
 BATCH, CAPACITY = 8, 1280
@@ -35,26 +30,7 @@ def program():
     kv_heads=cfg.kv_heads, head_dim=cfg.head_dim, ffn=cfg.ffn, block=16,
     mask_id=16, taps=tap_ids(cfg.layers, 5), rank=1024, message=512,
   )  # fmt: skip
-  objective = OBJECTIVES['dspine']
-  drafter = objective.drafter(shape)
-
-  def arguments():
-    target = random_params(cfg, jax.random.key(0), jnp.bfloat16)
-    axes_DR = jnp.zeros((cfg.width, shape.rank))
-    weights = objective.init(shape, jax.random.key(1), axes_DR)
-    params = objective.params(weights, jnp.zeros((cfg.vocab, shape.rank)))
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    tables = make_tables(shape, params, target.head_VD)
-    params = dataclasses.replace(params, tables=tables)
-    counts_B = jnp.ones((BATCH,), jnp.int32)
-    state = init_state(
-      cfg, drafter, jnp.zeros((BATCH, CAPACITY), jnp.int32), counts_B,
-      counts_B, jnp.zeros((BATCH,), jnp.uint32), jnp.zeros((1,), jnp.int32),
-      jnp.bfloat16,
-    )  # fmt: skip
-    return decode_round.Params(target, params), state, Sampling.make(BATCH)
-
-  return cfg, drafter, *jax.eval_shape(arguments)
+  return cfg, *round_program(cfg, shape, BATCH, CAPACITY)
 
 
 @pytest.fixture(params=('reference', 'kernels'))
