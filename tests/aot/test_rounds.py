@@ -8,18 +8,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.platforms import round_program
 from pallas_kernels import tuning
 from spinejax.compat import topologies
 from spinejax.decode import loop
 from spinejax.decode import round as decode_round
-from spinejax.decode.state import init_state
 from spinejax.drafters import dspine
 from spinejax.drafters.backbone import tap_ids
-from spinejax.drafters.factored import make_tables
-from spinejax.target.model import random_params
 from spinejax.target.presets import preset
-from spinejax.train.objectives import OBJECTIVES
-from spinejax.verify.sampling import Sampling
 
 TARGETS = ('h100', 'v5e')
 BATCH, CAPACITY = 8, 1280
@@ -27,34 +23,15 @@ BATCH, CAPACITY = 8, 1280
 
 @functools.cache
 def program():
-  """A target of Qwen3-8B's width, cut to eight layers, and its DSpine; all
+  """A target of Qwen3-8B's width, cut to four layers, and its DSpine; all
   arguments of the loop as shapes."""
-  cfg = dataclasses.replace(preset('qwen3-8b'), layers=8)
+  cfg = dataclasses.replace(preset('qwen3-8b'), layers=4)
   shape = dspine.DSpineConfig(
     vocab=cfg.vocab, width=cfg.width, layers=2, heads=cfg.heads,
     kv_heads=cfg.kv_heads, head_dim=cfg.head_dim, ffn=cfg.ffn, block=16,
-    mask_id=16, taps=tap_ids(cfg.layers, 5), rank=1024, message=512,
+    mask_id=16, taps=tap_ids(cfg.layers, 1), rank=1024, message=512,
   )  # fmt: skip
-  objective = OBJECTIVES['dspine']
-  drafter = objective.drafter(shape)
-
-  def arguments():
-    target = random_params(cfg, jax.random.key(0), jnp.bfloat16)
-    axes_DR = jnp.zeros((cfg.width, shape.rank))
-    weights = objective.init(shape, jax.random.key(1), axes_DR)
-    params = objective.params(weights, jnp.zeros((cfg.vocab, shape.rank)))
-    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    tables = make_tables(shape, params, target.head_VD)
-    params = dataclasses.replace(params, tables=tables)
-    counts_B = jnp.ones((BATCH,), jnp.int32)
-    state = init_state(
-      cfg, drafter, jnp.zeros((BATCH, CAPACITY), jnp.int32), counts_B,
-      counts_B, jnp.zeros((BATCH,), jnp.uint32), jnp.zeros((1,), jnp.int32),
-      jnp.bfloat16,
-    )  # fmt: skip
-    return decode_round.Params(target, params), state, Sampling.make(BATCH)
-
-  return cfg, drafter, *jax.eval_shape(arguments)
+  return cfg, *round_program(cfg, shape, BATCH, CAPACITY)
 
 
 @pytest.fixture(params=('reference', 'kernels'))
@@ -88,7 +65,7 @@ def test_the_loop_donates_the_caches(target, chosen):
   assert memory.alias_size_in_bytes >= caches
   if target == 'h100':
     # Nothing of their size is copied. XLA:TPU, in contrast, lays caches and
-    # the weights gate_up_F2D out anew: 2.5 GB for this program.
+    # the weights gate_up_F2D out anew: 2.5 GB with eight layers.
     assert memory.temp_size_in_bytes < caches
     shape = f'[{BATCH},{cfg.kv_heads},{CAPACITY},{cfg.head_dim}]'
     copies = [x for x in text.splitlines() if re.search(r' copy\(', x)]

@@ -1,0 +1,38 @@
+"""Kernels and the whole round on an H100 beside TPUs, without hardware.
+
+Claim: *compiled* for chips that are not there: memory, and of TPUs the
+compiler's own estimate of the time of XLA's fusion of the reference;
+*modelled*: the published limits of the chip; *measured*, on the GPU that a file
+of `kernel_bench` is from (`measured`). The round is that of DSpine for a target
+cut to a few layers; its model is reading the target's weights.
+Hardware: none, but the packages of the extra `aot`; ten minutes on
+two cores.
+Command:
+  python -m experiments.platforms --config=configs/platforms.py
+"""
+
+import ml_collections
+
+
+def get_config(variant: str = 'all'):
+  if variant not in ('all', 'toy'):
+    raise ValueError(f'variant {variant!r}, expected all or toy')
+  c = ml_collections.ConfigDict()
+  c.name = 'platforms'  # of the files written
+  c.toy = variant == 'toy'
+  c.platforms = ('h100', 'v5e', 'v6e', 'v5p', 'tpu7x')
+  c.ops = ('injection', 'transition', 'block_attention')
+  c.measured = ''  # a result file of kernel_bench
+  c.round = True
+  c.target = 'qwen3-8b'
+  c.layers = 8  # of the target, in a round
+  c.batch = 8
+  c.capacity = 1280
+  c.drafter = ml_collections.ConfigDict()
+  c.drafter.layers = 2
+  c.drafter.block = 16
+  c.drafter.taps = 5
+  c.drafter.rank = 1024
+  c.drafter.message = 512
+  c.results = 'runs'
+  return c
