@@ -5,13 +5,14 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from spinejax.errors import InputError
+from spinejax.prompts import PromptSet, by_name
 
 _CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
@@ -71,6 +72,20 @@ def file_name(field: str, name: str) -> str:
   if not _NAME.fullmatch(name):
     raise InputError(f'{field} = {name!r} is not a plain file name')
   return name
+
+
+def prompt_sets(config: ConfigDict) -> list[PromptSet]:
+  """The prompts that a config names: rows and curves are told apart by set."""
+  sets = [by_name(x, config.limit or None) for x in config.prompts.split(',')]
+  distinct('prompts', [one.name for one in sets])
+  return sets
+
+
+def distinct(field: str, names: Sequence[str]) -> None:
+  """Refuses names that results could not be told apart by."""
+  for name in names:
+    if names.count(name) > 1:
+      raise InputError(f'{field}: two are called {name!r}')
 
 
 def _config() -> ConfigDict:

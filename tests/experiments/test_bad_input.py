@@ -17,12 +17,14 @@ TINY = GOLDEN / 'transformers' / 'qwen3'
 # A target that cannot be loaded: what is refused with it is refused before.
 NOWHERE = 'no/such/target.gguf'
 CONFIGS = {
+  'acceptance': 'configs/acceptance.py:cpu',
   'decode': 'configs/decode_smollm2.py:demo',
   'memory': 'configs/memory.py',
   'train_drafter': 'configs/train_smollm2.py:toy',
   'write_data': 'configs/write_smollm2.py',
 }
 OUTPUT = {
+  'acceptance': ('results',),
   'decode': ('results', 'tensorboard'),
   'train_drafter': ('out',),
   'write_data': ('out',),
@@ -99,7 +101,11 @@ def test_flags(flags, message):
   (
     ('prompts', 'humanevil', "prompts: 'humanevil' is not humaneval, ..."),
     ('prompts', '{tmp}/none.jsonl', '{tmp}/none.jsonl: no such file'),
-    ('prompts', 'arithmetic,arithmetic', "prompts: two sets are called '...'"),
+    (
+      'prompts',
+      'arithmetic,arithmetic',
+      "prompts: two are called 'arithmetic'",
+    ),
     ('limit', -1, 'limit: expected at least 1, got -1'),
     ('block', 1, 'block = 1, expected at least 2'),
     ('temperature', -1, 'temperature = -1.0, expected ...'),
@@ -121,6 +127,27 @@ def test_decode(field, value, message, refused_by, tmp_path):
   (tmp_path / 'file').touch()
   fields = {'prompts': 'arithmetic', field: value}
   refused_by('decode', message.replace('{target}', NOWHERE), **fields)
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  (
+    ({'prompts': '{tmp}/a/x.txt,{tmp}/b/x.txt'}, "prompts: two are called 'x'"),
+    ({'drafters': "('ngram', 'ngram')"}, "drafters: two are called 'ngram'"),
+    # In a result file both would be called path/to/x.
+    ({'drafters': "('/a/x', '/b/x')"}, "drafters: two are called 'path/to/x'"),
+    (
+      {'drafters': '()'},
+      'drafters and temperatures, expected at least one ...',
+    ),
+    ({'offline': True}, 'temperatures = (0.0, 1.0), expected (0.0,) with ...'),
+  ),
+)
+def test_acceptance(fields, message, refused_by, tmp_path):
+  for name in 'ab':
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'x.txt').write_text('Hi.\n')
+  refused_by('acceptance', message, **{'prompts': 'arithmetic'} | fields)
 
 
 @pytest.mark.parametrize(
