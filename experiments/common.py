@@ -1,5 +1,6 @@
 """What every binary shares: its config, how it starts and how it fails."""
 
+import fcntl
 import logging
 import os
 import pathlib
@@ -58,6 +59,28 @@ def folder(path: str) -> pathlib.Path:
   if not writable:
     raise InputError(f'{path}: not writable')
   return pathlib.Path(path)
+
+
+def hold(path: pathlib.Path, wait: bool = False) -> int:
+  """Keeps other processes from a folder until this one ends.
+
+  Args:
+    wait: for a process that has it; else that is refused.
+
+  Returns:
+    A handle; to close it lets the folder go before the end.
+  """
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+  except BlockingIOError:
+    raise InputError(
+      f'{path}: another process is writing there; wait for its end, or choose '
+      'another folder'
+    ) from None
+  except OSError as error:  # a file system without locks
+    raise InputError(f'{path}: cannot be locked ({error.strerror})') from None
+  return handle
 
 
 def results(config: ConfigDict, experiment: str) -> pathlib.Path:

@@ -5,7 +5,6 @@ some of its runs, and they write to one file in turn.
 """
 
 import contextlib
-import fcntl
 import gc
 import os
 import pathlib
@@ -229,9 +228,8 @@ def evaluated(config, target, sets, draft, run) -> list[dict]:
 @contextlib.contextmanager
 def alone(folder: pathlib.Path):
   """Waits until no other process is here with the same folder."""
-  handle = os.open(folder, os.O_RDONLY)
+  handle = common.hold(folder, wait=True)
   try:
-    fcntl.flock(handle, fcntl.LOCK_EX)
     yield
   finally:
     os.close(handle)

@@ -2,12 +2,14 @@
 wrong, and nothing written."""
 
 import json
+import os
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
 
+from experiments import common
 from spinejax.target.loading import load_target
 from spinejax.train.shards import Writer, Written
 from tests.experiments import binaries
@@ -295,6 +297,27 @@ def test_train_drafter_on_data_that_is_not_in_order(refused_by, data, tmp_path):
   refused(f'{empty}: has no sequences', data=empty)
   (tmp_path / 'file').touch()
   refused('{tmp}/file/x: Not a directory', data=data, out='{tmp}/file/x')
+
+
+def test_folders_that_a_run_would_harm(refused_by, data, tmp_path):
+  def refused(out, message, binary='train_drafter'):
+    (tmp_path / out).mkdir(exist_ok=True)
+    fields = TRAINS | {'data': data} if binary == 'train_drafter' else {}
+    out = tmp_path / out
+    refused_by(binary, f'{out}{message}', **fields | {'out': out})
+
+  for part in ('checkpoints', 'tensorboard'):
+    (tmp_path / part).mkdir()
+    (tmp_path / part / part).touch()
+    refused(part, f'/{part}: File exists')
+  (tmp_path / 'model').mkdir()
+  shutil.copy(TINY / 'config.json', tmp_path / 'model')
+  refused('model', ': holds a model that was not trained here; choose another')
+  (tmp_path / 'busy').mkdir()
+  handle = common.hold(tmp_path / 'busy')
+  for binary in ('train_drafter', 'write_data'):
+    refused('busy', ': another process is writing there; wait ...', binary)
+  os.close(handle)
 
 
 @pytest.mark.parametrize(
