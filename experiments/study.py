@@ -38,6 +38,13 @@ MEAN = 'mean'
 def check(config, target, data, sets) -> None:
   """Refuses runs that could not be made, before the first is."""
   common.distinct('runs', [run.name for run in config.runs])
+  if not config.runs:
+    raise InputError('runs is empty, expected at least one')
+  if config.training.seed:
+    raise InputError(
+      f'training.seed = {config.training.seed}, expected 0: each of the runs '
+      'has its own seed'
+    )
   if MEAN in [one.name for one in sets]:
     raise InputError(f'prompts: a set is called {MEAN!r}, like that over all')
   for run in config.runs:
@@ -134,9 +141,10 @@ def show(rows: list[dict]) -> None:
     line = lines.setdefault(key, dict(names))
     line[row['dataset']] = f'{row["tokens_per_round"]:.2f}'
     if row['dataset'] == MEAN:
-      ratios.setdefault(key, dict(names))[f'/ {row["against"]}'] = (
-        f'{row["ratio"]:.3f} [{row["ratio_low"]:.3f}, {row["ratio_high"]:.3f}]'
-      )
+      ratio = f'{row["ratio"]:.3f}'
+      if row['ratio_low'] is not None:  # as of a set of one prompt
+        ratio += f' [{row["ratio_low"]:.3f}, {row["ratio_high"]:.3f}]'
+      ratios.setdefault(key, dict(names))[f'/ {row["against"]}'] = ratio
   for table in (lines, ratios):
     columns = dict.fromkeys(key for line in table.values() for key in line)
     if table:
@@ -185,19 +193,23 @@ def resumed(config, data, path: pathlib.Path) -> tuple[list[dict], dict]:
   if not path.exists():
     return [], settings
   result = report.results.load(path)
-  before, runs = result['config'], settings['runs']
-  if result['experiment'] != 'study' or 'runs' not in before:
+  before = {'runs': {}} | result['config']
+  runs = settings['runs']
+  if result['experiment'] != 'study':
     raise InputError(
       f'{path}: a result of {result["experiment"]}, expected one of study; '
       'use another name'
     )
+  rows = result['metrics']
+  if not all('run' in row and row['run'] in before['runs'] for row in rows):
+    raise InputError(f'{path}: does not say of which run a row is')
   both = before['runs'].keys() & runs.keys()
   loop.refuse_changes(
     before | {'runs': {name: before['runs'][name] for name in both}},
     settings | {'runs': {name: runs[name] for name in both}},
     f'{path} was begun',
   )
-  rows = [row for row in result['metrics'] if 'against' not in row]
+  rows = [row for row in rows if 'against' not in row]
   return rows, settings | {'runs': before['runs'] | runs}
 
 

@@ -113,9 +113,31 @@ def test_a_file_of_another_experiment_is_refused(path, refused):
   other = report.results.write(result, 'x', root=path.parents[1])
   with refused(f'{other}: a result of decode, expected one of study; ...'):
     study.resumed(config(), DATA, other)
+  result = report.results.load(path)
+  del result['metrics'][0]['run']
+  report.results.write(result, 'x', root=path.parents[1])
+  with refused(f'{path}: does not say of which run ...'):
+    study.resumed(config(), DATA, path)
+
+
+def test_a_ratio_of_single_prompts_has_no_interval(capsys):
+  rows = [row('a', 'one', [4], [4]), row('b', 'one', [8], [4])]
+  rows += study.compared(rows, 'a', 0.0)
+  study.show(rows)
+  last = capsys.readouterr().out.split('/ a')[1]
+  assert '2.000\n' in last and '2.000 [' not in last
 
 
 def test_a_set_may_not_be_called_like_the_mean(refused):
   sets = [PromptSet('mean', (('Hi.',),))]
   with refused("prompts: a set is called 'mean', like that over all"):
-    study.check(config(), None, DATA, sets)
+    study.check(config(training={'seed': 0}), None, DATA, sets)
+
+
+def test_settings_that_would_do_nothing(refused):
+  with refused(
+    'training.seed = 5, expected 0: each of the runs has its own ...'
+  ):
+    study.check(config(training={'seed': 5}), None, DATA, [])
+  with refused('runs is empty, expected at least one'):
+    study.check(config(''), None, DATA, [])
