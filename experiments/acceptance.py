@@ -8,7 +8,6 @@ from spinejax.decode import acceptance
 from spinejax.decode.request import whole
 from spinejax.drafters import load_drafter
 from spinejax.errors import InputError
-from spinejax.prompts import by_name
 from spinejax.report.figures import acceptance_by_position, save
 from spinejax.report.paths import portable_text
 from spinejax.sharding import make_mesh
@@ -49,9 +48,11 @@ def main(config):
   whole('limit', config.limit, 0, 2**31)
   dtype = common.dtype(config.dtype)
   root = common.results(config, 'acceptance')
-  sets = [by_name(x, config.limit or None) for x in config.prompts.split(',')]
+  sets = common.prompt_sets(config)
   if not config.drafters or not config.temperatures:
     raise InputError('drafters and temperatures, expected at least one of each')
+  sources = [portable_text(str(x)) for x in config.drafters]
+  common.distinct('drafters', sources)
   if config.offline and any(config.temperatures):
     raise InputError(
       f'temperatures = {tuple(config.temperatures)}, expected (0.0,) with '
@@ -72,11 +73,11 @@ def main(config):
   rows, answers = [], None
   if config.offline:
     answers = acceptance.decode(target, drafts[0], sets, **how)
-  for source, draft in zip(config.drafters, drafts, strict=True):
+  for source, draft in zip(sources, drafts, strict=True):
     for temperature in config.temperatures:
       logging.info('%s at temperature %g', source, temperature)
       rows += [
-        {'source': portable_text(source)} | row
+        {'source': source} | row
         for row in acceptance.measure(
           target, draft, sets, temperature=temperature, answers=answers, **how
         )

@@ -9,7 +9,6 @@ from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.request import whole
 from spinejax.drafters import load_drafter
 from spinejax.errors import InputError
-from spinejax.prompts import by_name
 from spinejax.report.paths import portable_text
 from spinejax.target.loading import load_target
 
@@ -71,7 +70,7 @@ def main(config):
   whole('limit', config.limit, 0, 2**31)
   dtype = common.dtype(config.dtype)
   common.results(config, 'calibrate')
-  sets = [by_name(x, config.limit or None) for x in config.prompts.split(',')]
+  sets = common.prompt_sets(config)
   if sum(map(len, sets)) < 2:
     raise InputError('prompts has one prompt, expected some to hold out')
   if not config.drafters or not config.temperatures:

@@ -1,17 +1,19 @@
 """What every binary shares: its config, how it starts and how it fails."""
 
+import fcntl
 import logging
 import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from spinejax.errors import InputError
+from spinejax.prompts import PromptSet, by_name
 
 _CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
@@ -59,6 +61,28 @@ def folder(path: str) -> pathlib.Path:
   return pathlib.Path(path)
 
 
+def hold(path: pathlib.Path, wait: bool = False) -> int:
+  """Keeps other processes from a folder until this one ends.
+
+  Args:
+    wait: for a process that has it; else that is refused.
+
+  Returns:
+    A handle; to close it lets the folder go before the end.
+  """
+  handle = os.open(path, os.O_RDONLY)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+  except BlockingIOError:
+    raise InputError(
+      f'{path}: another process is writing there; wait for its end, or choose '
+      'another folder'
+    ) from None
+  except OSError as error:  # a file system without locks
+    raise InputError(f'{path}: cannot be locked ({error.strerror})') from None
+  return handle
+
+
 def results(config: ConfigDict, experiment: str) -> pathlib.Path:
   """The folder of an experiment's result files."""
   if not config.results:
@@ -71,6 +95,20 @@ def file_name(field: str, name: str) -> str:
   if not _NAME.fullmatch(name):
     raise InputError(f'{field} = {name!r} is not a plain file name')
   return name
+
+
+def prompt_sets(config: ConfigDict) -> list[PromptSet]:
+  """The prompts that a config names: rows and curves are told apart by set."""
+  sets = [by_name(x, config.limit or None) for x in config.prompts.split(',')]
+  distinct('prompts', [one.name for one in sets])
+  return sets
+
+
+def distinct(field: str, names: Sequence[str]) -> None:
+  """Refuses names that results could not be told apart by."""
+  for name in names:
+    if names.count(name) > 1:
+      raise InputError(f'{field}: two are called {name!r}')
 
 
 def _config() -> ConfigDict:

@@ -56,9 +56,9 @@ def prompt_sets(config) -> list[PromptSet]:
 
   Says so where prompts, or turns of them, are left out.
   """
-  sets = []
-  for spec in config.prompts.split(','):
-    kept, every = by_name(spec, config.limit or None), by_name(spec)
+  sets = common.prompt_sets(config)
+  for spec, kept in zip(config.prompts.split(','), sets, strict=True):
+    every = by_name(spec)
     if len(kept) < len(every):
       print(
         f'{kept.name}: {len(kept)} of {len(every)} prompts '
@@ -67,11 +67,6 @@ def prompt_sets(config) -> list[PromptSet]:
     more = sum(len(turns) > 1 for turns in kept.turns)
     if more:
       print(f'{kept.name}: of {more} prompts only the first turn is asked')
-    sets.append(kept)
-  names = [p.name for p in sets]
-  for name in names:
-    if names.count(name) > 1:
-      raise InputError(f'prompts: two sets are called {name!r}')
   return sets
 
 

@@ -5,12 +5,12 @@ some of its runs, and they write to one file in turn.
 """
 
 import contextlib
-import fcntl
 import gc
 import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from experiments import common
 from spinejax import report
 from spinejax.decode import acceptance
 from spinejax.errors import InputError
-from spinejax.prompts import by_name
 from spinejax.report import stats
 from spinejax.target.loading import load_target
 from spinejax.train import evaluate, loop, setup
@@ -32,15 +31,24 @@ from spinejax.train.step import Task, TrainConfig
 _FREE = (
   'name', 'results', 'against', 'log', 'evaluated', 'runs', 'target', 'data',
 )  # fmt: skip
+# The data set of rows on all sets.
+MEAN = 'mean'
 
 
 def check(config, target, data, sets) -> None:
   """Refuses runs that could not be made, before the first is."""
-  names = [run.name for run in config.runs]
+  common.distinct('runs', [run.name for run in config.runs])
+  if not config.runs:
+    raise InputError('runs is empty, expected at least one')
+  if config.training.seed:
+    raise InputError(
+      f'training.seed = {config.training.seed}, expected 0: each of the runs '
+      'has its own seed'
+    )
+  if MEAN in [one.name for one in sets]:
+    raise InputError(f'prompts: a set is called {MEAN!r}, like that over all')
   for run in config.runs:
     common.file_name('runs.name', run.name)
-    if names.count(run.name) > 1:
-      raise InputError(f'runs: two are called {run.name!r}')
     task_of(config, target, run)
   if config.evaluated < 1 or not config.temperatures:
     raise InputError(
@@ -114,7 +122,7 @@ def compared(rows: list[dict], against: str, temperature: float) -> list[dict]:
     ratio = stats.mean_ratio(pairs(name), pairs(against))
     mean = sum(row['tokens_per_round'] for row in sets) / len(sets)
     found.append({
-      'run': name, 'drafter': sets[0]['drafter'], 'dataset': 'mean',
+      'run': name, 'drafter': sets[0]['drafter'], 'dataset': MEAN,
       'temperature': temperature, 'tokens_per_round': mean,
       'against': against, 'ratio': ratio.value,
       'ratio_low': ratio.low, 'ratio_high': ratio.high,
@@ -132,10 +140,11 @@ def show(rows: list[dict]) -> None:
     key = tuple(names.values())
     line = lines.setdefault(key, dict(names))
     line[row['dataset']] = f'{row["tokens_per_round"]:.2f}'
-    if row['dataset'] == 'mean':
-      ratios.setdefault(key, dict(names))[f'/ {row["against"]}'] = (
-        f'{row["ratio"]:.3f} [{row["ratio_low"]:.3f}, {row["ratio_high"]:.3f}]'
-      )
+    if row['dataset'] == MEAN:
+      ratio = f'{row["ratio"]:.3f}'
+      if row['ratio_low'] is not None:  # as of a set of one prompt
+        ratio += f' [{row["ratio_low"]:.3f}, {row["ratio_high"]:.3f}]'
+      ratios.setdefault(key, dict(names))[f'/ {row["against"]}'] = ratio
   for table in (lines, ratios):
     columns = dict.fromkeys(key for line in table.values() for key in line)
     if table:
@@ -152,7 +161,7 @@ def show(rows: list[dict]) -> None:
 def draw(result: dict, path: pathlib.Path) -> None:
   """The first temperature's means, over that of the first run compared with."""
   config, points = result['config'], {}
-  means = [row for row in result['metrics'] if row.get('dataset') == 'mean']
+  means = [row for row in result['metrics'] if row.get('dataset') == MEAN]
   first = means[0]['against'] if means else None
   for row in means:
     if (row['temperature'], row['against']) == (
@@ -184,15 +193,34 @@ def resumed(config, data, path: pathlib.Path) -> tuple[list[dict], dict]:
   if not path.exists():
     return [], settings
   result = report.results.load(path)
-  before, runs = result['config'], settings['runs']
+  before = {'runs': {}} | result['config']
+  runs = settings['runs']
+  if result['experiment'] != 'study':
+    raise InputError(
+      f'{path}: a result of {result["experiment"]}, expected one of study; '
+      'use another name'
+    )
+  rows = result['metrics']
+  if not all('run' in row and row['run'] in before['runs'] for row in rows):
+    raise InputError(f'{path}: does not say of which run a row is')
   both = before['runs'].keys() & runs.keys()
   loop.refuse_changes(
     before | {'runs': {name: before['runs'][name] for name in both}},
     settings | {'runs': {name: runs[name] for name in both}},
     f'{path} was begun',
   )
-  rows = [row for row in result['metrics'] if 'against' not in row]
+  rows = [row for row in rows if 'against' not in row]
   return rows, settings | {'runs': before['runs'] | runs}
+
+
+def missing(config, data, path: pathlib.Path) -> Iterator:
+  """Runs that are not in the file, as it is when the turn of each comes."""
+  for run in config.runs:
+    rows, _ = resumed(config, data, path)
+    if any(row['run'] == run.name for row in rows):
+      print(f'{run.name}: is there already', file=sys.stderr)
+    else:
+      yield run
 
 
 def evaluated(config, target, sets, draft, run) -> list[dict]:
@@ -212,9 +240,8 @@ def evaluated(config, target, sets, draft, run) -> list[dict]:
 @contextlib.contextmanager
 def alone(folder: pathlib.Path):
   """Waits until no other process is here with the same folder."""
-  handle = os.open(folder, os.O_RDONLY)
+  handle = common.hold(folder, wait=True)
   try:
-    fcntl.flock(handle, fcntl.LOCK_EX)
     yield
   finally:
     os.close(handle)
@@ -250,16 +277,12 @@ def main(config):
   common.positive(config, 'batch', 'length', 'limit', 'max_new_tokens', 'log')
   dtype = common.dtype(config.dtype)
   folder = common.results(config, 'study')
-  sets = [by_name(x, config.limit) for x in config.prompts.split(',')]
+  sets = common.prompt_sets(config)
   target = load_target(config.target, dtype)
   data = open_data(config.data, target=target, longest=config.length)
   check(config, target, data, sets)
   path = folder / f'{config.name}.json'
-  rows, _ = resumed(config, data, path)
-  for run in config.runs:
-    if any(row['run'] == run.name for row in rows):
-      print(f'{run.name}: is there already', file=sys.stderr)
-      continue
+  for run in missing(config, data, path):
     draft, row = trained(config, target, data, run)
     rows = [row, *evaluated(config, target, sets, draft, run)]
     del draft

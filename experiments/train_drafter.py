@@ -10,9 +10,9 @@ from absl import logging
 from experiments import common
 from spinejax import report
 from spinejax.compat.checkpointing import Checkpoints
-from spinejax.drafters.bundle import write_bundle
+from spinejax.drafters.bundle import is_bundle, write_bundle
 from spinejax.drafters.codes import codes_hash
-from spinejax.drafters.files import check_destination
+from spinejax.drafters.files import CONFIG, check_destination
 from spinejax.drafters.layouts import LAYOUTS
 from spinejax.errors import InputError
 from spinejax.report.history import History
@@ -64,6 +64,23 @@ def logged(writer: Writer, history: History, step: int, scalars: dict) -> None:
   logging.info('step %d: %s', step, ', '.join(told))
 
 
+def place(out: pathlib.Path) -> None:
+  """Refuses a folder that a run could not write to, or would harm.
+
+  Raises:
+    InputError: see `check_destination`; or another run is writing there, or a
+      model lies there that did not come from training.
+  """
+  check_destination(out)
+  if (out / CONFIG).exists() and not is_bundle(out):
+    raise InputError(
+      f'{out}: holds a model that was not trained here; choose another folder'
+    )
+  for part in ('checkpoints', 'tensorboard'):
+    common.folder(out / part)
+  common.hold(out)
+
+
 def held_out(config, data: DataSet) -> list[np.ndarray]:
   """Prompts of the sequences that are not trained on; none if none is asked."""
   if not config.every.evaluate:
@@ -112,7 +129,7 @@ def main(config):
   train, every = TrainConfig(**config.training), loop.Every(**config.every)
   common.positive(config, 'batch', 'length')
   dtype, out = common.dtype(config.dtype), common.folder(config.out)
-  check_destination(out)
+  place(out)
   common.file_name('the last part of out', out.name)
   common.results(config, 'train')
   if config.every.evaluate and not config.holdout:
@@ -172,7 +189,8 @@ def main(config):
     out, draft_of(state), begun.basis, target.head_hash, codes, card,
     eight_bit=False,
   )  # fmt: skip
-  print(write_result(config, data, history.rows(), started))
+  if rows := history.rows():
+    print(write_result(config, data, rows, started))
   print(out)
 
 

@@ -31,6 +31,7 @@ def main(config):
   )
   dtype, mesh = common.dtype(config.dtype), make_mesh(config.mesh)
   out = common.folder(made_by.pop('out'))
+  common.hold(out)
   target = load_target(config.target, dtype, mesh)
   manifest = self_data.write(target, starts, how, out, made_by)
   for kind, counts in manifest['kinds'].items():

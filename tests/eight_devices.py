@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from configs import decode_smollm2
 from experiments import decode as binary
 from spinejax import sharding
-from spinejax.decode import loop
+from spinejax.decode import acceptance, loop
 from spinejax.decode import round as rounds
 from spinejax.decode.generate import generate, start
 from spinejax.drafters.base import DraftModel, History, TargetView
@@ -28,6 +28,7 @@ from spinejax.drafters.dspine import DSpineConfig, dspine
 from spinejax.drafters.factored import make_tables
 from spinejax.drafters.loading import plain_model
 from spinejax.drafters.transition import top_candidates
+from spinejax.prompts import PromptSet
 from spinejax.report import results
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import Target, load_target
@@ -277,6 +278,13 @@ def test_what_does_not_divide_is_refused(golden, refused):
     load_target('smollm2-135m', mesh=sharding.make_mesh('model=2'))
   with refused('a batch of 3 cannot be split evenly over the mesh axis data=2'):
     generate(target('data=2,model=4'), plain_model(), PROMPTS[:3])
+  how = dict(temperatures=(0.0,), max_new_tokens=4, batch=2)
+  with refused(
+    '3 prompts in batches of 2: one of 1 cannot be split evenly over the mesh '
+    'axis data=2'
+  ):  # the last, which comes after much decoding
+    three = PromptSet('three', (('a',),) * 3)
+    acceptance.check(target('data=2,model=4'), [three], **how)
   with refused("mesh = 'model=2,data=5' needs 10 devices, there are 8"):
     sharding.make_mesh('model=2,data=5')
   with refused("mesh = Mesh('x': 8, ...), expected what make_mesh returns"):

@@ -11,6 +11,7 @@ from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
 from spinejax.prompts import PromptSet
 from spinejax.report import stats
+from spinejax.sharding import DATA
 from spinejax.target.loading import Target
 from spinejax.verify.sampling import Sampling
 
@@ -61,12 +62,21 @@ def check(
   """Refuses what `measure` would refuse after a training.
 
   Raises:
-    InputError: a prompt does not fit, or a setting is out of its range.
+    InputError: a prompt does not fit, a setting is out of its range, or a
+      batch, the last one too, cannot be split over the target's mesh.
   """
   for temperature in temperatures:
     Sampling.make(1, temperature)
   whole('max_new_tokens', max_new_tokens, 1, 2**31 - 1)
   whole('batch', batch, 1, 2**31 - 1)
+  parts = 1 if target.mesh is None else target.mesh.shape[DATA]
+  count = sum(map(len, sets))
+  for size in (min(batch, count), count % batch):
+    if size % parts:
+      raise InputError(
+        f'{count} prompts in batches of {batch}: one of {size} cannot be split '
+        f'evenly over the mesh axis {DATA}={parts}'
+      )
   for one in sets:
     for i, turns in enumerate(one.turns):
       count = len(target.tokenizer.encode_chat(turns[:1]))

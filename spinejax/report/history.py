@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from spinejax.errors import InputError
 from spinejax.report import results
 
 
@@ -22,6 +23,9 @@ class History:
     Args:
       goes_on_at: first step of a run that goes on; what is there of it and
         later steps is dropped, for it comes again.
+
+    Raises:
+      InputError: what is there is no such file.
     """
     self._path = pathlib.Path(path)
     kept = [row for row in self._there() if row['step'] < goes_on_at]
@@ -41,6 +45,21 @@ class History:
   def _there(self) -> list[dict[str, Any]]:
     if not self._path.exists():
       return []
-    *lines, cut = self._path.read_text().split('\n')
+    try:
+      *lines, cut = self._path.read_bytes().split(b'\n')
+    except OSError as error:
+      raise InputError(f'{self._path}: {error.strerror}') from None
     del cut  # of a row that was being written; empty after a whole one
-    return [json.loads(line) for line in lines]
+    return [self._row(i, line) for i, line in enumerate(lines, 1)]
+
+  def _row(self, number: int, line: bytes) -> dict[str, Any]:
+    try:
+      row = json.loads(line)
+    except ValueError:  # of its bytes, too
+      row = None
+    if not isinstance(row, dict) or not isinstance(row.get('step'), int):
+      raise InputError(
+        f'{self._path}:{number}: damaged; delete the file to go on without '
+        'what was logged so far, or use another place to write to'
+      )
+    return row

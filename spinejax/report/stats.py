@@ -111,7 +111,8 @@ def mean_ratio(
 
   Returns:
     The ratio, and its percentile bootstrap interval: the prompts of each set
-    are drawn anew, for both sides the same.
+    are drawn anew, for both sides the same. A set of one prompt tells nothing
+    of how prompts differ: then there is no interval.
 
   Raises:
     ValueError: sets or prompts differ in number.
@@ -128,6 +129,8 @@ def mean_ratio(
     for mean, (tokens_P, rounds_P) in zip(means, counts, strict=True):
       mean += (weight @ tokens_P) / (weight @ rounds_P)
   ratio = means[0] / means[1]
+  if any(len(tokens) < 2 for tokens, _ in ours):
+    return Interval(float(ratio[0]), None, None)
   low, high = np.quantile(ratio[1:], (0.025, 0.975))
   return Interval(float(ratio[0]), float(low), float(high))
 

@@ -147,7 +147,11 @@ def refuse_changes(there: Any, here: Any, what: str, where: str = '') -> None:
     InputError: names the first field that differs.
   """
   if isinstance(there, dict) and isinstance(here, dict):
-    for key in sorted(there.keys() | here.keys()):
+    # What stands alone first: another method explains other fields of it.
+    for key in sorted(
+      there.keys() | here.keys(),
+      key=lambda key: (isinstance(here.get(key), dict), key),
+    ):
       at = f'{where}.{key}' if where else key
       refuse_changes(there.get(key), here.get(key), what, at)
   elif there != here:

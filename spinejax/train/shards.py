@@ -227,8 +227,9 @@ class Writer:
       'config': portable(config),
     }
     self._shards = self._found() if (self._folder / MANIFEST).exists() else []
-    for left in self._folder.glob('.*.tmp'):  # of runs that were killed
-      left.unlink()
+    for name in ('shard-*', f'{MANIFEST}.*'):  # of runs that were killed
+      for left in self._folder.glob(f'.{name}.tmp'):
+        left.unlink()
 
   @property
   def next(self) -> int:

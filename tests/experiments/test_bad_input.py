@@ -2,12 +2,14 @@
 wrong, and nothing written."""
 
 import json
+import os
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
 
+from experiments import common
 from spinejax.target.loading import load_target
 from spinejax.train.shards import Writer, Written
 from tests.experiments import binaries
@@ -17,12 +19,14 @@ TINY = GOLDEN / 'transformers' / 'qwen3'
 # A target that cannot be loaded: what is refused with it is refused before.
 NOWHERE = 'no/such/target.gguf'
 CONFIGS = {
+  'acceptance': 'configs/acceptance.py:cpu',
   'decode': 'configs/decode_smollm2.py:demo',
   'memory': 'configs/memory.py',
   'train_drafter': 'configs/train_smollm2.py:toy',
   'write_data': 'configs/write_smollm2.py',
 }
 OUTPUT = {
+  'acceptance': ('results',),
   'decode': ('results', 'tensorboard'),
   'train_drafter': ('out',),
   'write_data': ('out',),
@@ -99,7 +103,11 @@ def test_flags(flags, message):
   (
     ('prompts', 'humanevil', "prompts: 'humanevil' is not humaneval, ..."),
     ('prompts', '{tmp}/none.jsonl', '{tmp}/none.jsonl: no such file'),
-    ('prompts', 'arithmetic,arithmetic', "prompts: two sets are called '...'"),
+    (
+      'prompts',
+      'arithmetic,arithmetic',
+      "prompts: two are called 'arithmetic'",
+    ),
     ('limit', -1, 'limit: expected at least 1, got -1'),
     ('block', 1, 'block = 1, expected at least 2'),
     ('temperature', -1, 'temperature = -1.0, expected ...'),
@@ -121,6 +129,27 @@ def test_decode(field, value, message, refused_by, tmp_path):
   (tmp_path / 'file').touch()
   fields = {'prompts': 'arithmetic', field: value}
   refused_by('decode', message.replace('{target}', NOWHERE), **fields)
+
+
+@pytest.mark.parametrize(
+  'fields, message',
+  (
+    ({'prompts': '{tmp}/a/x.txt,{tmp}/b/x.txt'}, "prompts: two are called 'x'"),
+    ({'drafters': "('ngram', 'ngram')"}, "drafters: two are called 'ngram'"),
+    # In a result file both would be called path/to/x.
+    ({'drafters': "('/a/x', '/b/x')"}, "drafters: two are called 'path/to/x'"),
+    (
+      {'drafters': '()'},
+      'drafters and temperatures, expected at least one ...',
+    ),
+    ({'offline': True}, 'temperatures = (0.0, 1.0), expected (0.0,) with ...'),
+  ),
+)
+def test_acceptance(fields, message, refused_by, tmp_path):
+  for name in 'ab':
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'x.txt').write_text('Hi.\n')
+  refused_by('acceptance', message, **{'prompts': 'arithmetic'} | fields)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +297,27 @@ def test_train_drafter_on_data_that_is_not_in_order(refused_by, data, tmp_path):
   refused(f'{empty}: has no sequences', data=empty)
   (tmp_path / 'file').touch()
   refused('{tmp}/file/x: Not a directory', data=data, out='{tmp}/file/x')
+
+
+def test_folders_that_a_run_would_harm(refused_by, data, tmp_path):
+  def refused(out, message, binary='train_drafter'):
+    (tmp_path / out).mkdir(exist_ok=True)
+    fields = TRAINS | {'data': data} if binary == 'train_drafter' else {}
+    out = tmp_path / out
+    refused_by(binary, f'{out}{message}', **fields | {'out': out})
+
+  for part in ('checkpoints', 'tensorboard'):
+    (tmp_path / part).mkdir()
+    (tmp_path / part / part).touch()
+    refused(part, f'/{part}: File exists')
+  (tmp_path / 'model').mkdir()
+  shutil.copy(TINY / 'config.json', tmp_path / 'model')
+  refused('model', ': holds a model that was not trained here; choose another')
+  (tmp_path / 'busy').mkdir()
+  handle = common.hold(tmp_path / 'busy')
+  for binary in ('train_drafter', 'write_data'):
+    refused('busy', ': another process is writing there; wait ...', binary)
+  os.close(handle)
 
 
 @pytest.mark.parametrize(

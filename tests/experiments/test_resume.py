@@ -36,13 +36,14 @@ def folder(tmp_path_factory):
   return folder
 
 
-def train(folder, out, method: str, **how) -> binaries.Done:
+def train(folder, out, method: str, log=1, **how) -> binaries.Done:
   fields = {
     'target': TINY, 'data': folder / 'data', 'out': out, 'batch': 4,
     'length': 32, 'buckets': '(20,)', 'holdout': 0, 'training.steps': STEPS,
-    'training.anchors': 3, 'every.log': 1, 'every.evaluate': 0,
+    'training.anchors': 3, 'every.log': log, 'every.evaluate': 0,
     'every.save': SAVE, 'drafter.layers': 1, 'drafter.block': 4,
     'drafter.mask_id': 3, 'drafter.taps': 1, 'dtype': 'float32',
+    'results': folder / 'results',
   }  # fmt: skip
   if method == 'dspine':
     fields |= {'drafter.rank': 8, 'drafter.message': 8}
@@ -94,3 +95,11 @@ def test_a_killed_run_goes_on_to_the_same_weights(folder, method, kills):
   assert STEPS in found
   for step, values in found.items():
     assert values == expected[step], (step, moments)
+
+
+def test_a_run_without_a_log_writes_no_curves(folder):
+  """That it has none is nothing to fail for behind a training."""
+  out = folder / 'silent'
+  succeeded(train(folder, out, 'dflash', log=0))
+  assert (out / 'model.safetensors').exists()
+  assert not (folder / 'results' / 'train' / 'silent.json').exists()

@@ -7,17 +7,21 @@ from ml_collections import ConfigDict
 
 from experiments import study
 from spinejax import report
+from spinejax.prompts import PromptSet
 
 RUNS = {
   'a': {'name': 'a', 'method': 'dflash', 'seed': 0, 'drafter': {}, 'loss': {}},
   'b': {'name': 'b', 'method': 'dflash2', 'seed': 0, 'drafter': {}, 'loss': {}},
+  'c': {'name': 'c', 'method': 'dspark', 'seed': 0, 'drafter': {}, 'loss': {}},
 }
 DATA = types.SimpleNamespace(hash='abc')
 
 
 def config(names='ab', **changed):
   runs = tuple(ConfigDict(RUNS[name]) for name in names)
-  c = dict(name='x', batch=2, temperatures=(0.0,), runs=runs, training={})
+  c = dict(
+    name='x', batch=2, temperatures=(0.0,), runs=runs, training={}, against=()
+  )  # fmt: skip
   return ConfigDict(c | changed)
 
 
@@ -88,3 +92,52 @@ def test_means_and_ratios():
   assert found['b']['tokens_per_round'] == 4 and found['b']['ratio'] == 2
   # Both sides of a prompt are drawn together, and here all prompts agree.
   assert found['b']['ratio_low'] == found['b']['ratio_high'] == 2
+
+
+def test_runs_made_meanwhile_are_not_made_again(path):
+  """By this process or another one, whatever came between."""
+  c = config('cab')
+  made = []
+  for run in study.missing(c, DATA, path):
+    made.append(run.name)
+    with study.alone(path.parent):
+      for name in ('c', 'b'):
+        new = [row(name, 'one', [6, 6], [2, 2])]
+        study.keep(c, DATA, path, new, report.results.now())
+  assert made == ['c']
+
+
+def test_a_file_of_another_experiment_is_refused(path, refused):
+  result = report.results.load(path) | {'experiment': 'decode'}
+  result['config'] = {'batch': 2}
+  other = report.results.write(result, 'x', root=path.parents[1])
+  with refused(f'{other}: a result of decode, expected one of study; ...'):
+    study.resumed(config(), DATA, other)
+  result = report.results.load(path)
+  del result['metrics'][0]['run']
+  report.results.write(result, 'x', root=path.parents[1])
+  with refused(f'{path}: does not say of which run ...'):
+    study.resumed(config(), DATA, path)
+
+
+def test_a_ratio_of_single_prompts_has_no_interval(capsys):
+  rows = [row('a', 'one', [4], [4]), row('b', 'one', [8], [4])]
+  rows += study.compared(rows, 'a', 0.0)
+  study.show(rows)
+  last = capsys.readouterr().out.split('/ a')[1]
+  assert '2.000\n' in last and '2.000 [' not in last
+
+
+def test_a_set_may_not_be_called_like_the_mean(refused):
+  sets = [PromptSet('mean', (('Hi.',),))]
+  with refused("prompts: a set is called 'mean', like that over all"):
+    study.check(config(training={'seed': 0}), None, DATA, sets)
+
+
+def test_settings_that_would_do_nothing(refused):
+  with refused(
+    'training.seed = 5, expected 0: each of the runs has its own ...'
+  ):
+    study.check(config(training={'seed': 5}), None, DATA, [])
+  with refused('runs is empty, expected at least one'):
+    study.check(config(''), None, DATA, [])

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from spinejax.report.history import History
 
 
@@ -24,3 +26,20 @@ def test_a_row_that_was_cut_is_not_there(tmp_path):
   with path.open('a') as file:
     file.write(json.dumps({'step': 2, 'loss': 3})[:9])
   assert History(path, goes_on_at=9).rows() == [{'step': 1, 'loss': 2.0}]
+
+
+@pytest.mark.parametrize(
+  'line', (b'{"step": 2, "lo', b'[2]', b'{"loss": 1}', b'\xff')
+)
+def test_damaged_rows_are_refused(tmp_path, refused, line):
+  path = tmp_path / 'history.jsonl'
+  path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+  before = path.read_bytes()
+  with refused(f'{path}:2: damaged; delete the file to go on without ...'):
+    History(path, goes_on_at=9)
+  assert path.read_bytes() == before
+
+
+def test_a_folder_in_its_place(tmp_path, refused):
+  with refused(f'{tmp_path}: Is a directory'):
+    History(tmp_path, goes_on_at=9)

@@ -213,6 +213,11 @@ def test_the_best_checkpoint_is_kept_beside_the_latest(tmp_path):
       "method = 'dflash', but the run in this folder was begun with 'dspine'; "
       'use that, or another place to write to',
     ),
+    # The method before what only follows from it.
+    (
+      {'method': 'dflash', 'loss': {'gamma': 7.0}},
+      "method = 'dflash', but ...",
+    ),
     (
       {'training': {'steps': 9, 'anchors': 6}},
       'training.steps = 9, but the run in this folder was begun with 6; ...',

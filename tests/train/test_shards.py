@@ -113,7 +113,10 @@ def test_killed_between_shard_and_manifest(folder, tmp_path):
   # One that nothing lists, and the half of another.
   (other / 'shard-00001.arrayrecord').write_bytes(b'of another run')
   (other / '.shard-00002.arrayrecord.tmp').write_bytes(b'half')
+  mine = other / '.mine.tmp'
+  mine.write_bytes(b'of somebody else')
   write(other)
+  mine.unlink()  # it is there still
   assert contents(other) == contents(folder)
 
 
