@@ -21,6 +21,10 @@ def get_config():
   c.dtype = 'float32'  # bfloat16 on a GPU
   c.mesh = ''  # devices: 'model=2' splits the model; '' takes one
 
+  # Drafts as much as pays at the load of the moment (docs/scheduling.md). What
+  # a seed draws at a temperature above 0 then depends on what else is served.
+  c.schedule = False
+
   # Whoever can reach it can use it: 0.0.0.0 opens it to the network.
   c.host = '127.0.0.1'
   c.port = 8000

@@ -10,6 +10,7 @@ Commands:
   python -m experiments.throughput --config=configs/throughput.py:smollm2
   python -m experiments.throughput --config=configs/throughput.py:qwen3_8b
   python -m experiments.throughput --config=configs/throughput.py:cpu
+With the scheduler beside them: --config.schedule=True.
 A run that was cut goes on when the same command is given again.
 """
 
@@ -73,6 +74,9 @@ def get_config(variant: str = 'smollm2'):
   c.prefix.cached = 0.9
   c.prefix.repeats = 1 if cpu else 5
 
+  # The last drafter once more, with a scheduler that drafts as much as pays
+  # (docs/scheduling.md); three more programs for each number of slots.
+  c.schedule = False
   c.slots_per_reader = 8  # for so many slots a prompt can be read
   # The engine; see `spinejax.decode.batch.Settings`.
   c.engine = ml_collections.ConfigDict()

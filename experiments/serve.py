@@ -5,6 +5,7 @@ import dataclasses
 from experiments import common
 from spinejax.decode.batch import Settings
 from spinejax.decode.engine import Engine
+from spinejax.decode.scheduler import Scheduling
 from spinejax.drafters.loading import load_drafter
 from spinejax.errors import InputError
 from spinejax.serve.schema import Limits
@@ -29,7 +30,8 @@ def application(config):
   target = dataclasses.replace(target, name=config.model or target.name)
   block = None if config.drafter == 'plain' else config.block
   draft = load_drafter(config.drafter, target, block=block)
-  engine = Engine(target, draft, settings)
+  scheduling = Scheduling() if config.schedule else None
+  engine = Engine(target, draft, settings, scheduling=scheduling)
   print(f'compiling for {settings.slots} slots of {settings.capacity} rows')
   engine.warm_up()
   return make_app(engine, limits)

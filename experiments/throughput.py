@@ -20,6 +20,8 @@ from spinejax.decode.batch import check as check_settings
 from spinejax.decode.engine import Engine
 from spinejax.decode.loop import capacity_bucket
 from spinejax.decode.request import check_context
+from spinejax.decode.schedule import PLAIN
+from spinejax.decode.scheduler import Scheduling
 from spinejax.decode.ticket import Request
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
@@ -30,7 +32,7 @@ from spinejax.verify.sampling import check_sampling
 # Of a config, what may differ when a run is taken up again.
 _FREE = (
   'name', 'results', 'tensorboard', 'concurrencies', 'rates', 'repeats',
-  'prefix', 'acceptance', 'prompts', 'drafters',
+  'prefix', 'acceptance', 'prompts', 'drafters', 'schedule',
 )  # fmt: skip
 # Throughput of DSpine over that of these, arXiv 2609.36173, Qwen3-8B.
 PAPER = {'dflash2': '+11.1 %', 'dflash': '+23.3 %'}
@@ -39,8 +41,11 @@ _TIMES = {
   'first': 'ttft_ms_p50', '95 %': 'ttft_ms_p95',
   'next': 'token_ms_p50', '99 %': 'token_ms_p99',
 }  # fmt: skip
+_KINDS = 'plain', 'packed', 'padded'  # of rounds; see `Counters`
 _PREFIX_NEW = 16  # tokens of answers that are compared
-_KEYS = ('dataset', 'load', 'concurrency', 'rate', 'repeat', 'drafter')
+_KEYS = (
+  'dataset', 'load', 'concurrency', 'rate', 'repeat', 'drafter', 'scheduled'
+)  # fmt: skip
 
 
 def check(config) -> None:
@@ -87,12 +92,12 @@ def settings_of(config, slots: int, capacity: int, **more) -> Settings:
 
 def engine_of(
   config, target: Target, model: DraftModel, settings: Settings,
-  survival: np.ndarray | None,
+  survival: np.ndarray | None, scheduled: bool = False,
 ) -> Engine:  # fmt: skip
-  """An engine that has compiled all it needs."""
-  more = {}
+  """An engine that has compiled all it needs, and measured it."""
+  more = {'scheduling': Scheduling()} if scheduled else {}
   if config.synthetic:
-    more = dict(stop_ids=(), step=forced.step, extra=survival)
+    more |= dict(stop_ids=(), step=forced.step, extra=survival)
   engine = Engine(target, model, settings, **more)
   engine.warm_up(sampled=config.temperature > 0)
   return engine
@@ -115,9 +120,11 @@ def measure(config, target, model, work, survival, cell, capacity) -> dict:
   settings = settings_of(config, slots, capacity)
   if not closed:
     settings = dataclasses.replace(settings, widths=config.engine.widths)
-  engine = engine_of(config, target, model, settings, survival)
+  scheduled = cell.get('scheduled', False)
+  engine = engine_of(config, target, model, settings, survival, scheduled)
   # What is used for the first time is slower.
   load.closed_loop(engine, requests_of(config, work.prompts, slots, 2), slots)
+  engine.counters.rounds.clear()
   if closed:
     count = max(config.per_client * slots, config.requests)
     asked = requests_of(config, work.prompts, count)
@@ -138,6 +145,13 @@ def measure(config, target, model, work, survival, cell, capacity) -> dict:
   }  # fmt: skip
   if len(hist) > 1:
     row['acceptance_by_position'] = report.acceptance(hist).by_position
+  if scheduled:
+    table = engine.scheduler.costs[slots, config.temperature == 0]
+    rounds = engine.counters.rounds
+    row |= {f'{kind}_rounds': rounds[kind] for kind in _KINDS} | {
+      'budgets': [PLAIN, *table.drafted],
+      'budget_ms': [table.plain, *table.drafted.values()],
+    }
   return row
 
 
@@ -174,15 +188,24 @@ def measure_prefix(config, target, model, survival) -> dict:
 
 
 def cells_of(config, drafters, works: list[Work]) -> list[dict]:
-  """Everything to measure, in order; drafters in turn."""
+  """Everything to measure, in order; drafters in turn, the last one at its end
+  with a scheduler, too."""
   loads = [{'load': 'closed', 'concurrency': n} for n in config.concurrencies]
   loads += [{'load': 'open', 'rate': float(r)} for r in config.rates]
+  how = [{'drafter': drafter} for drafter in drafters]
+  if config.schedule:
+    how.append({'drafter': list(drafters)[-1], 'scheduled': True})
   return [
-    {'dataset': work.name, **level, 'repeat': repeat, 'drafter': drafter}
-    for work, level, repeat, drafter in itertools.product(
-      works, loads, range(config.repeats), drafters
+    {'dataset': work.name, **level, 'repeat': repeat, **each}
+    for work, level, repeat, each in itertools.product(
+      works, loads, range(config.repeats), how
     )
   ]
+
+
+def name_of(row: dict) -> str:
+  """The drafter, as tables and figures call it."""
+  return row['drafter'] + (', scheduled' if row.get('scheduled') else '')
 
 
 def key_of(row: dict) -> tuple:
@@ -222,10 +245,11 @@ def summary(rows: list[dict]) -> list[dict]:
       if isinstance(value, float) and key != 'rate' else value
       for key, value in some[0].items() if key != 'repeat'
     } | {'repeats': len(some)}  # fmt: skip
-  for (*level, _), row in means.items():
+  for (*level, _, _), row in means.items():
     for other in PAPER | {'plain': ''}:
-      if (*level, other) in means and other != row['drafter']:
-        ratio = row['tokens_per_s'] / means[*level, other]['tokens_per_s']
+      base = means.get((*level, other, None))
+      if base is not None and other != row['drafter']:
+        ratio = row['tokens_per_s'] / base['tokens_per_s']
         row[f'speedup_vs_{other}'] = ratio
   return list(means.values())
 
@@ -237,7 +261,7 @@ def show(table: list[dict], rows: list[dict]) -> None:
     at = row.get('concurrency') or f'{row["rate"]:g}/s'
     line = {
       'dataset': row['dataset'], 'load': f'{row["load"]} {at}',
-      'drafter': row['drafter'], 't/round': f'{row["tokens_per_round"]:.2f}',
+      'drafter': name_of(row), 't/round': f'{row["tokens_per_round"]:.2f}',
       'tok/s': f'{row["tokens_per_s"]:.0f}',
       'each': f'{row["request_tokens_per_s"]:.0f}',
     }  # fmt: skip
@@ -265,7 +289,7 @@ def show(table: list[dict], rows: list[dict]) -> None:
   ):
     gains = {
       row['concurrency']: row[f'speedup_vs_{other}'] for row in table
-      if row['dataset'] == dataset and row['drafter'] == 'dspine'
+      if row['dataset'] == dataset and name_of(row) == 'dspine'
       and row.get('concurrency', 0) > 1 and f'speedup_vs_{other}' in row
     }  # fmt: skip
     if gains:
@@ -283,9 +307,7 @@ def draw(table: list[dict], title: str, label: str):
   curves: dict[str, dict] = {}
   for row in table:
     if row['load'] == 'closed':
-      name = (
-        f'{row["drafter"]}, {row["dataset"]}' if several else row['drafter']
-      )
+      name = name_of(row) + (f', {row["dataset"]}' if several else '')
       curves.setdefault(name, {})[row['concurrency']] = row['tokens_per_s']
   return report.figures.by_load(
     curves, title=title, label=label, load='requests at a time',
@@ -301,7 +323,7 @@ def log(folder: pathlib.Path, config, table: list[dict], figure) -> None:
     for row in table:
       step = row.get('concurrency') or round(1000 * row['rate'])
       writer.scalars(step, {
-        f'{row["dataset"]}_{row["load"]}/{row["drafter"]}/{key}': row[key]
+        f'{row["dataset"]}_{row["load"]}/{name_of(row)}/{key}': row[key]
         for key in row if '_ms_p' in key or key.startswith(('tokens', 'speed'))
         if row[key] is not None
       })  # fmt: skip

@@ -12,6 +12,7 @@ from spinejax.decode.loop import capacity_bucket, prefill_chunk, run_rounds
 from spinejax.decode.request import encode_prompts
 from spinejax.decode.round import Params, Round, commit, prefill, step
 from spinejax.decode.schedule import PLAIN, Schedule
+from spinejax.decode.scheduler import Scheduling
 from spinejax.decode.state import DecodeState, init_state
 from spinejax.decode.ticket import Overloaded, Request, Ticket
 
@@ -27,6 +28,7 @@ __all__ = [
   'Request',
   'Round',
   'Schedule',
+  'Scheduling',
   'Settings',
   'Ticket',
   'capacity_bucket',

@@ -6,7 +6,7 @@ whose prompts are being read. Each method is one compiled program of
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from spinejax.decode import loop
 from spinejax.decode import round as rounds
 from spinejax.decode.prefix_cache import PrefixCache
 from spinejax.decode.request import check_ids, whole
+from spinejax.decode.schedule import PLAIN
 from spinejax.decode.state import DecodeState
 from spinejax.decode.ticket import Request
 from spinejax.drafters.base import DraftModel
@@ -80,6 +81,8 @@ class News:
   Attributes:
     tokens_BT: tokens from where the host had seen them.
     length_B, done_B, rounds_B, accepted_hist_BK: as in `DecodeState`.
+    counts_BS: `DecodeState.judged_BS` and `passed_BS`, in this order, where
+      what was verified is chosen; None after rounds that leave them alone.
   """
 
   tokens_BT: np.ndarray
@@ -87,6 +90,7 @@ class News:
   done_B: np.ndarray
   rounds_B: np.ndarray
   accepted_hist_BK: np.ndarray
+  counts_BS: np.ndarray | None
 
 
 class Batch:
@@ -122,8 +126,14 @@ class Batch:
     self._law[2] = 1
     self._samplings: dict[int, Sampling] = {}  # by width, of the present law
 
-  def warm_up(self, sampled: bool) -> None:
-    """Compiles all programs; see `Engine.warm_up`. Changes no request."""
+  def warm_up(
+    self, sampled: bool, ways: Mapping[int, Iterable[Mapping]] | None = None
+  ) -> None:
+    """Compiles all programs; see `Engine.warm_up`. Changes no request.
+
+    Args:
+      ways: by width, how rounds run; by default without further arguments.
+    """
     readers, slots = self._settings.readers, self._settings.slots
     self.begin({})
     for chunk in self._settings.chunks:
@@ -135,7 +145,8 @@ class Batch:
     for temperature in (0.0, 1.0) if sampled else (0.0,):
       for width in (*self._settings.widths, slots):
         self.law(0, temperature, 0, 1.0)
-        self.rounds(width, 0, width, np.zeros(slots, np.int32))
+        for how in ({},) if ways is None else ways[width]:
+          self.rounds(width, 0, width, np.zeros(slots, np.int32), how)
     self.law(0, 0.0, 0, 1.0)
 
   def begin(self, requests: dict[int, Request]) -> None:
@@ -181,8 +192,17 @@ class Batch:
       self._law[:, slot] = new
       self._samplings.clear()
 
+  def greedy(self, width: int) -> bool:
+    """Whether none of the first `width` slots samples."""
+    return not self._law[0, :width].any()
+
   def rounds(
-    self, width: int, most: int, enough: int, seen_B: np.ndarray
+    self,
+    width: int,
+    most: int,
+    enough: int,
+    seen_B: np.ndarray,
+    how: Mapping | None = None,
   ) -> News:
     """Runs rounds of the first `width` slots.
 
@@ -190,27 +210,33 @@ class Batch:
       most: rounds at most.
       enough: done requests among those slots at which to stop.
       seen_B: lengths that the host knows.
+      how: budget or schedule, of which there is a choice; see
+        `loop.run_rounds`. None: there is none.
     """
     if width not in self._samplings:
       temperature_B, top_k_B, top_p_B = self._law[:, :width]
       sampling = Sampling(
         temperature_B.astype(np.float32), top_k_B.astype(np.int32),
-        top_p_B.astype(np.float32), greedy=not temperature_B.any(),
+        top_p_B.astype(np.float32), greedy=self.greedy(width),
       )  # fmt: skip
       self._samplings[width] = shard(sampling, self._mesh)
     self._state = state = loop.run_rounds(
       *self._static, self._params, self._state, self._samplings[width],
       np.int32(most), np.int32(enough), step=self._step,
-      rows=None if width == self._settings.slots else width,
+      rows=None if width == self._settings.slots else width, **(how or {}),
     )  # fmt: skip
     window = self._settings.capacity
     if self._settings.rounds is not None:
       block = self._static[1].slots + 1
       window = min(window, self._settings.rounds * block)
-    return News(*jax.device_get((
+    counts = None
+    if how is not None and how.get('budget') != PLAIN:
+      counts = state.judged_BS, state.passed_BS
+    *news, counts = jax.device_get((
       loop.tokens_from(state.tokens_BT, seen_B, window), state.length_B,
-      state.done_B, state.rounds_B, state.accepted_hist_BK,
-    )))  # fmt: skip
+      state.done_B, state.rounds_B, state.accepted_hist_BK, counts,
+    ))  # fmt: skip
+    return News(*news, None if counts is None else np.stack(counts))
 
   def _empty(self, batch: int) -> DecodeState:
     """Requests that are done: of one token, and without an answer."""

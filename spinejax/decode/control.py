@@ -9,13 +9,15 @@ Where speculation does not pay, plain rounds run (`round.plain`), which keep
 the draft cache fed, so that going back costs nothing. Acceptance cannot be
 seen then: drafting is tried anew for a few rounds, after pauses that double
 each time it fails (the cost of trying goes to less than a percent). When fewer
-or more requests are live than before, it is decided again at once.
+or more requests are live than before, the next decision sees it.
 
   control = begin(table, slots, live)
   while ...:
     state = run_rounds(..., max_rounds=control.rounds, budget=control.budget,
                        schedule=...)  # not with PLAIN
-    control = update(table, control, judged_S, passed_S, live)
+    control = update(table, control, judged_S, passed_S, ran, live)
+
+`decode.scheduler` does this for an engine.
 """
 
 import dataclasses
@@ -33,7 +35,7 @@ _MARGIN = 0.03
 _ROUNDS, _TRY, _COUNTED = 16, 4, 64
 # Decisions between tries: at first, and at most.
 _PAUSE, _LONGEST = 4, 256
-# What is left at a decision of the weight of earlier counts.
+# What is left of the weight of counts after so many rounds.
 _KEPT = 0.5
 
 
@@ -49,10 +51,12 @@ def tokens_a_round(
   """
   if budget == PLAIN:
     return float(live)
-  room = budget - live
   # Slot by slot, as far as the rows go round.
-  verified_S = np.clip(room - live * np.arange(len(survival_S)), 0, live)
-  return live + float(np.dot(survival_S, verified_S))
+  slots, rest = divmod(budget - live, live)
+  verified = live * sum(survival_S[:slots])
+  if slots < len(survival_S):
+    verified += rest * survival_S[slots]
+  return float(live + verified)
 
 
 def choose(
@@ -92,6 +96,7 @@ class Control:
   Attributes:
     budget: of the next rounds; `PLAIN` drafts nothing.
     rounds: how many of them until the next decision.
+    ran: of them, those that have been run.
     judged_S, passed_S: proposals judged and accepted, by slot; older ones
       count for less.
     pause: decisions for which plain decoding stays, once it has begun; 0
@@ -105,12 +110,13 @@ class Control:
   passed_S: tuple[float, ...]
   pause: int = 0
   left: int = 0
+  ran: int = 0
 
   @property
-  def survival_S(self) -> np.ndarray:
+  def survival_S(self) -> list[float]:
     """P(proposals 1..j all stand), of the average request."""
     counts = np.array([self.judged_S]), np.array([self.passed_S])
-    return np.cumprod(acceptance(*counts)[0])
+    return np.cumprod(acceptance(*counts)[0]).tolist()
 
 
 def begin(table: BudgetTable, slots: int, live: int) -> Control:
@@ -134,26 +140,38 @@ def update(
   control: Control,
   judged_S: Sequence[int],
   passed_S: Sequence[int],
+  ran: int,
   live: int,
 ) -> Control:
-  """The next decision.
+  """What to do after some rounds: decides when there were enough.
+
+  At once, if the table has not the budget that ran: it may be another one each
+  time, as fewer or more requests are compiled for.
 
   Args:
     judged_S, passed_S: what was added to `DecodeState.judged_BS` and
-      `passed_BS` since the last one, summed over the requests.
+      `passed_BS` by these rounds, summed over the requests.
+    ran: rounds since the last call.
     live: requests that are decoded next; with none nothing changes.
   """
   if live == 0:
     return control
   if control.budget != PLAIN:
+    kept = _KEPT ** (ran / _ROUNDS)
     judged, passed = (
-      tuple((_KEPT * np.array(old) + np.asarray(new)).tolist())
+      tuple((kept * np.array(old) + np.asarray(new)).tolist())
       for old, new in (
         (control.judged_S, judged_S), (control.passed_S, passed_S),
       )
     )  # fmt: skip
     control = dataclasses.replace(control, judged_S=judged, passed_S=passed)
-  budget = choose(table, control.survival_S, live, control.budget)
+  there = control.budget == PLAIN or control.budget in table.drafted
+  ran += control.ran
+  if there and ran < control.rounds:
+    return dataclasses.replace(control, ran=ran)
+  current = control.budget if there else None
+  budget = choose(table, control.survival_S, live, current)
+  control = dataclasses.replace(control, ran=0)
   if budget != PLAIN:
     return dataclasses.replace(
       control, budget=budget, rounds=_ROUNDS, pause=0, left=0

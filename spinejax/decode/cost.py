@@ -206,10 +206,12 @@ def _bench(target, batch, capacity, rounds, sampling) -> Bench:
   )
 
 
-def budgets_of(draft: DraftModel, batch: int) -> list[int]:
+def budgets_of(
+  draft: DraftModel, batch: int, shares: Sequence[float] = _SHARES
+) -> list[int]:
   """Budgets worth trying: a quarter to all of what a batch can verify."""
   most = batch * (draft.drafter.slots + 1)
-  return sorted({max(batch, round(most * share)) for share in _SHARES})
+  return sorted({max(batch, round(most * share)) for share in shares})
 
 
 def probe_budgets(

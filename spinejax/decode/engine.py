@@ -10,7 +10,7 @@ runs by itself.
 In float32 an answer depends on its request alone: not on its neighbours, its
 slot, the time it came, or what the prefix cache had. Prompts are cut into
 chunks by their own length only, and every product has the same number of rows
-each time. (With `widths` it has not: those trade this for speed.)
+each time. (With `widths` or scheduling it has not: those trade this for speed.)
 """
 
 import collections
@@ -23,6 +23,8 @@ import numpy as np
 
 from spinejax.decode import round as rounds
 from spinejax.decode.batch import UNLIMITED, Batch, Settings
+from spinejax.decode.schedule import PLAIN
+from spinejax.decode.scheduler import Scheduler, Scheduling
 from spinejax.decode.ticket import Overloaded, Request, Ticket
 from spinejax.drafters.base import DraftModel
 from spinejax.target.loading import Target
@@ -34,9 +36,15 @@ _GROUPS = 8
 
 @dataclasses.dataclass
 class Counters:
-  """What an engine has done so far; `finished` by reason."""
+  """What an engine has done so far.
+
+  `finished` by reason; `rounds` by what they did: 'padded', 'packed', 'plain'.
+  """
 
   finished: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  rounds: collections.Counter = dataclasses.field(
     default_factory=collections.Counter
   )
   refused: int = 0
@@ -76,6 +84,7 @@ class Engine:
     stop_ids: Sequence[int] | None = None,
     step: Callable[..., rounds.Round] = rounds.step,
     extra: object = None,
+    scheduling: Scheduling | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
     """Allocates all memory; `warm_up` compiles.
@@ -85,14 +94,19 @@ class Engine:
       stop_ids: ids that end every answer; by default the tokenizer's.
       step: the round, a module-level function like `round.step`.
       extra: arrays that this function reads in `Params.extra`.
+      scheduling: between turns, what pays best is chosen from this; None:
+        everything is drafted and verified.
       clock: seconds, for timeouts and the times in tickets.
 
     Raises:
       InputError: the drafter was made for another target, the target's mesh
-        cannot split the sizes, or the caches do not fit.
+        cannot split the sizes, the caches do not fit, or see `Scheduler`.
     """
     if stop_ids is None:
       stop_ids = target.tokenizer.stop_ids
+    self.scheduler = None
+    if scheduling is not None:
+      self.scheduler = Scheduler(scheduling, target, draft, settings)
     self._batch = Batch(target, draft, settings, stop_ids, step, extra)
     self._stop_ids, self._rows = list(stop_ids), draft.drafter.slots + 1
     self.target, self.draft, self.settings = target, draft, settings
@@ -106,10 +120,17 @@ class Engine:
   def warm_up(self, sampled: bool = True) -> None:
     """Compiles every program that requests may need, before the first.
 
+    With scheduling it measures what they cost, too.
+
     Args:
       sampled: also those for temperatures above 0.
     """
-    self._batch.warm_up(sampled)
+    if self.scheduler is None:
+      self._batch.warm_up(sampled)
+      return
+    ways = self.scheduler.ways.items()
+    self._batch.warm_up(sampled, {n: each.values() for n, each in ways})
+    self.scheduler.measure(self._batch, sampled)
 
   def submit(
     self,
@@ -283,6 +304,8 @@ class Engine:
       asked = ticket.request
       self._seen_B[slot] = len(asked.prompt)
       self._batch.law(slot, asked.temperature, asked.top_k, asked.top_p)
+      if self.scheduler is not None:
+        self.scheduler.seat(slot)
 
   def _run(self) -> None:
     """Runs rounds, and hands out what they emitted."""
@@ -299,7 +322,20 @@ class Engine:
       fresh = any(not self._slots[slot].tokens for slot in busy)
       most = 1 if reading or fresh else self.settings.rounds
       wanted = -(-len(busy) // _GROUPS)
-    news = self._batch.rounds(width, most, idle + wanted, self._seen_B)
+    how, kind = None, 'padded'
+    if self.scheduler is not None:
+      greedy = self._batch.greedy(width)
+      budget, some = self.scheduler.choose(width, len(busy), greedy)
+      how, most = self.scheduler.ways[width][budget], min(most, some or most)
+      if how:
+        kind = 'plain' if budget == PLAIN else 'packed'
+    enough = idle + wanted
+    news = self._batch.rounds(width, most, enough, self._seen_B, how)
+    # A round is run as long as somebody needs it.
+    ran = max(int(news.rounds_B[s]) - self._slots[s].rounds for s in busy)
+    self.counters.rounds[kind] += ran
+    if self.scheduler is not None:
+      self.scheduler.note(news, busy, ran)
     for slot in busy:
       ticket, done = self._slots[slot], bool(news.done_B[slot])
       new = news.tokens_BT[slot, : news.length_B[slot] - self._seen_B[slot]]

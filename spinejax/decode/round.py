@@ -191,12 +191,13 @@ def plain(
 ) -> tuple[DecodeState, jax.Array]:
   """Rounds of plain decoding that leave the drafter ready to go on.
 
-  A round reads one row and keeps its tapped states where a drafting round
-  keeps those of its block, so that there is room for K = S + 1 rounds; then
-  the draft cache takes them all in at once. So it holds what it would hold if
-  every round had drafted, and beyond the rows of the taps that are kept a
-  plain round costs the K-th part of an extension: drafting can be taken up
-  again at any time, and nothing has to be caught up with.
+  A round reads one row and keeps its tapped states behind those that a
+  drafting round has left, or other plain ones: there is room for K = S + 1 of a
+  request. When it is full, and however few rounds there are in a call not
+  before, the draft cache takes them all in at once. So beyond the rows of the
+  taps that are kept a plain round costs the K-th part of an extension, and
+  drafting can be taken up again at any time: its first round takes in what is
+  left, as it always does.
 
   Args:
     unfinished: (state, rounds run here) -> whether to run another one.
@@ -204,15 +205,23 @@ def plain(
   Returns:
     The state after K rounds at most, and how many there were.
   """
-  with jax.named_scope('extend'):
-    draft_cache = drafter.extend(
-      drafter.cfg,
-      params.drafter,
-      state.draft_cache,
-      state.pending_BKP,
-      state.pending_count_B,
-    )
   B, K, _ = state.pending_BKP.shape
+
+  def extend(carry):
+    draft_cache, count_B = carry
+    with jax.named_scope('extend'):
+      draft_cache = drafter.extend(
+        drafter.cfg, params.drafter, draft_cache, state.pending_BKP, count_B
+      )
+    return constrain(draft_cache), jnp.zeros_like(count_B)
+
+  # Once or not at all. A loop updates its caches in place.
+  draft_cache, count_B = lax.while_loop(
+    lambda carry: jnp.max(carry[1]) == K,
+    extend,
+    (state.draft_cache, state.pending_count_B),
+  )
+  room = K - jnp.max(count_B)
   # The same batch, as a drafter without slots has it.
   alone = plain_drafter(taps=drafter.taps)
   narrow = dataclasses.replace(
@@ -227,17 +236,22 @@ def plain(
   weights = Params(params.target, None)
 
   def body(carry):
-    narrow, pending_BKP, ran = carry
+    narrow, pending_BKP, count_B, ran = carry
     narrow = step(cfg, alone, weights, narrow, sampling).state
-    pending_BKP = lax.dynamic_update_slice_in_dim(
-      pending_BKP, narrow.pending_BKP, ran, axis=1
-    )
-    return constrain(narrow), pending_BKP, ran + 1
+    # A request that is done has no row, and takes no place.
+    at_B = jnp.where(narrow.pending_count_B > 0, count_B, K)
+    pending_BKP = jax.vmap(
+      lambda rows, at, new: rows.at[at].set(
+        new, mode='drop', unique_indices=True
+      )
+    )(pending_BKP, at_B, narrow.pending_BKP[:, 0])
+    count_B = count_B + narrow.pending_count_B
+    return constrain(narrow), pending_BKP, count_B, ran + 1
 
-  narrow, pending_BKP, ran = lax.while_loop(
-    lambda carry: (carry[2] < K) & unfinished(carry[0], carry[2]),
+  narrow, pending_BKP, count_B, ran = lax.while_loop(
+    lambda carry: (carry[3] < room) & unfinished(carry[0], carry[3]),
     body,
-    (narrow, state.pending_BKP, jnp.int32(0)),
+    (narrow, state.pending_BKP, count_B, jnp.int32(0)),
   )
   hist_BK = jnp.concatenate(
     [narrow.accepted_hist_BK, state.accepted_hist_BK[:, 1:]], axis=1
@@ -246,7 +260,7 @@ def plain(
     narrow,
     draft_cache=draft_cache,
     pending_BKP=pending_BKP,
-    pending_count_B=narrow.length_B - state.length_B,
+    pending_count_B=count_B,
     accepted_hist_BK=hist_BK,
     judged_BS=state.judged_BS,
     passed_BS=state.passed_BS,

@@ -86,7 +86,9 @@ def simulate(acceptance, live, rounds, seed=0):
   budgets = []
   while at < rounds:
     judged_S, passed_S = np.zeros(3, int), np.zeros(3, int)
-    for _ in range(state.rounds):
+    # In several calls, and beyond what was decided on: as turns have it.
+    ran = int(rng.integers(1, 12))
+    for _ in range(ran):
       n, budget = live(at), state.budget
       budgets.append(budget)
       cost += TABLE.plain if budget == PLAIN else TABLE.drafted[budget]
@@ -101,7 +103,7 @@ def simulate(acceptance, live, rounds, seed=0):
             passed_S[slot] += 1
             tokens += 1
       at += 1
-    state = update(TABLE, state, judged_S, passed_S, live(at))
+    state = update(TABLE, state, judged_S, passed_S, ran, live(at))
   return tokens / cost, budgets
 
 
@@ -132,12 +134,34 @@ def test_it_follows_the_load_at_once():
   """Of eight requests no budget pays at this acceptance, of two one does."""
   counts = (1000.0, 500.0, 250.0), (500.0, 250.0, 125.0)
   state = Control(PLAIN, 16, *counts, pause=64, left=60)
-  same = update(TABLE, state, [0] * 3, [0] * 3, live=8)
+  same = update(TABLE, state, [0] * 3, [0] * 3, 16, live=8)
   assert same == dataclasses.replace(state, left=59)
-  fewer = update(TABLE, state, [0] * 3, [0] * 3, live=2)
+  fewer = update(TABLE, state, [0] * 3, [0] * 3, 16, live=2)
   assert (fewer.budget, fewer.pause) == (16, 0)
 
 
 def test_without_requests_nothing_is_decided():
   state = begin(TABLE, 3, 8)
-  assert update(TABLE, state, [9, 9, 9], [0, 0, 0], live=0) is state
+  assert update(TABLE, state, [9, 9, 9], [0, 0, 0], 9, live=0) is state
+
+
+def test_it_decides_after_enough_rounds():
+  state = begin(TABLE, 3, 8)
+  assert (state.budget, state.rounds) == (32, 8)
+  state = update(TABLE, state, [9, 0, 0], [0, 0, 0], 7, live=8)
+  assert (state.budget, state.ran) == (32, 7)
+  after = update(TABLE, state, [9, 0, 0], [0, 0, 0], 1, live=8)
+  assert (after.budget, after.ran) == (PLAIN, 0)
+  # What was counted is kept, and older counts count for less.
+  assert 17 < after.judged_S[0] < 18
+
+
+def test_another_table_is_decided_on_at_once():
+  counts = (100.0,) * 3, (99.0,) * 3
+  state = Control(32, 16, *counts)
+  other = BudgetTable(2, 20.0, {4: 25.0, 8: 30.0})
+  after = update(other, state, [0] * 3, [0] * 3, 1, live=2)
+  assert (after.budget, after.rounds, after.ran) == (8, 16, 0)
+  # Plain rounds are the same in all of them.
+  plain = dataclasses.replace(state, budget=PLAIN)
+  assert update(other, plain, [0] * 3, [0] * 3, 1, live=2).budget == PLAIN

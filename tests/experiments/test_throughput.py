@@ -21,7 +21,7 @@ SMALL = {
   'acceptance.paper.dflash': 2.0, 'acceptance.measured': 'same',
   'prefix.tokens': 64, 'prefix.repeats': 1, 'engine.chunks': '(16,)',
   'drafter.layers': 1, 'drafter.taps': 1, 'drafter.rank': 8,
-  'drafter.message': 8, 'name': 'tiny',
+  'drafter.message': 8, 'name': 'tiny', 'schedule': True,
 }  # fmt: skip
 
 
@@ -61,18 +61,23 @@ def test_throughput(folder):
   assert result['label'] == 'synthetic'
   rows = [row for row in result['metrics'] if 'repeats' not in row]
   *loads, prefix = rows
-  assert [(r['dataset'], r['load'], r['drafter']) for r in loads] == [
+  assert [(r['dataset'], r['load'], throughput.name_of(r)) for r in loads] == [
     (name, load, drafter)
     for name in ('measured', 'paper')
     for load in ('closed', 'open')
-    for drafter in ('plain', 'dflash')
+    for drafter in ('plain', 'dflash', 'dflash, scheduled')
   ]
   assert 'closed 1' in done.out and 'open 50/s' in done.out
   for row in loads:
     assert row['emitted'] == 12 * row['requests']
     assert row['requests'] == (4 if row['load'] == 'closed' else 3)
     assert row['ttft_ms_p50'] <= row['ttft_ms_p95'] <= row['ttft_ms_p99']
-    assert (row['tokens_per_round'] > 1) == (row['drafter'] == 'dflash')
+    if row.get('scheduled'):
+      ran = sum(row[f'{kind}_rounds'] for kind in ('plain', 'packed', 'padded'))
+      assert 0 < ran <= row['emitted']
+      assert row['budgets'][0] == 0 and min(row['budget_ms']) > 0
+    else:
+      assert (row['tokens_per_round'] > 1) == (row['drafter'] == 'dflash')
   # Of 0.25 in both slots: the mean over the rows of the file.
   first, second = loads[1]['acceptance_by_position']
   assert first == second
@@ -182,8 +187,10 @@ def test_summary():
                             ('dspine', (5.0, 6.0, 7.0)))
     for repeat, speed in enumerate(speeds)
   ]  # fmt: skip
-  plain, dflash, dspine = throughput.summary(rows)
+  rows.append(rows[-1] | {'tokens_per_s': 8.0, 'scheduled': True})
+  plain, dflash, dspine, scheduled = throughput.summary(rows)
   assert [r['tokens_per_s'] for r in (plain, dflash, dspine)] == [2, 4, 6]
+  assert scheduled['speedup_vs_plain'] == 4 and scheduled['repeats'] == 1
   assert dspine['speedup_vs_plain'] == 3 and dspine['repeats'] == 3
   assert dspine['speedup_vs_dflash'] == 1.5
   assert 'speedup_vs_plain' not in plain
