@@ -54,14 +54,10 @@ def test_published_and_assumed(refused):
     chip('v7')
 
 
-def test_a_tpu_compiler_counts_the_same_operations(refused):
+def test_a_chip_without_a_compiler_here_is_refused(refused):
   cfg = TargetConfig(
-    'llama', vocab=2048, width=512, layers=2, heads=8, kv_heads=4, head_dim=64,
-    ffn=1024,
+    'llama', vocab=64, width=32, layers=1, heads=2, kv_heads=1, head_dim=16,
+    ffn=64,
   )  # fmt: skip
   with refused("target = 'h200', expected one of ..."):
     compiled_step(chip('h200'), cfg, 16, 255)
-  pytest.importorskip('libtpu')  # of the extra aot
-  found = compiled_step(chip('v5e'), cfg, 16, 255)
-  assert found['flops'] == pytest.approx(1, rel=0.02)
-  assert found['bytes'] > 1
