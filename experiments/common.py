@@ -1,5 +1,6 @@
 """What every binary shares: its config, how it starts and how it fails."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -16,11 +17,18 @@ from spinejax.errors import InputError
 from spinejax.prompts import PromptSet, by_name
 
 _CONFIG = config_flags.DEFINE_config_file('config', lock_config=True)
+# What the machine refuses, and no code could have done better.
+_OUTSIDE = (
+  errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO,
+)  # fmt: skip
 _NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,99}')
 
 
 def run(main: Callable[[ConfigDict], None]) -> None:
-  """Runs `main(config)`; bad input is one line on stderr and exit status 2."""
+  """Runs `main(config)`; bad input is one line on stderr and exit status 2.
+
+  So is a disk that is full or may not be touched, whatever was doing it.
+  """
 
   def guarded(argv: list[str]) -> None:
     try:
@@ -29,6 +37,11 @@ def run(main: Callable[[ConfigDict], None]) -> None:
       main(_config())
     except InputError as error:
       _fail(error)
+    except OSError as error:
+      if error.errno not in _OUTSIDE:
+        raise
+      place = [str(error.filename)] if error.filename else []
+      _fail(': '.join([*place, error.strerror]))
 
   # At the level of absl's log, JAX tells which backends it did not find.
   logging.getLogger('jax').setLevel(logging.WARNING)

@@ -56,13 +56,22 @@ class Checkpoints:
       state: a tree of arrays.
       about: JSON values beside it.
       score: the larger the better; None if it is not known.
+
+    Raises:
+      InputError: it cannot be written there.
     """
     metrics = None if score is None else {_METRIC: score}
     about = about | {_DIGEST: _digest(state)}
-    with _quiet():
-      self._orbax.save_pytree(
-        step, state, force=True, metrics=metrics, custom_metadata=about
-      )
+    try:
+      with _quiet():
+        self._orbax.save_pytree(
+          step, state, force=True, metrics=metrics, custom_metadata=about
+        )
+    except Exception as error:  # a full disk is a ValueError of tensorstore
+      reason = str(error).splitlines()[0]
+      raise InputError(
+        f'{self._orbax.directory}/{step}: cannot be written ({reason})'
+      ) from None
 
   def about(self, step: int) -> dict[str, Any]:
     """What was saved beside the state.

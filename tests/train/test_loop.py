@@ -243,6 +243,15 @@ def saved(tmp_path_factory, quick_compilation):
   checkpoints.close()
 
 
+def test_a_checkpoint_that_cannot_be_written(tmp_path, refused):
+  folder = tmp_path / 'checkpoints'
+  checkpoints = Checkpoints(folder)
+  folder.rmdir()
+  folder.touch()
+  with refused(f'{folder}/3: cannot be written (...)'):
+    checkpoints.save(3, {'x': np.zeros(3)}, {}, None)
+
+
 def test_a_checkpoint_of_another_shape(saved, refused):
   state = tiny.begin('dflash').state
   with refused(
