@@ -322,8 +322,9 @@ def log(folder: pathlib.Path, config, table: list[dict], figure) -> None:
     writer.image(0, 'tokens_per_s', report.figures.to_image(figure))
     for row in table:
       step = row.get('concurrency') or round(1000 * row['rate'])
+      tag = name_of(row).replace(', ', '_')
       writer.scalars(step, {
-        f'{row["dataset"]}_{row["load"]}/{name_of(row)}/{key}': row[key]
+        f'{row["dataset"]}_{row["load"]}/{tag}/{key}': row[key]
         for key in row if '_ms_p' in key or key.startswith(('tokens', 'speed'))
         if row[key] is not None
       })  # fmt: skip

@@ -35,8 +35,9 @@ _MARGIN = 0.03
 _ROUNDS, _TRY, _COUNTED = 16, 4, 64
 # Decisions between tries: at first, and at most.
 _PAUSE, _LONGEST = 4, 256
-# What is left of the weight of counts after so many rounds.
-_KEPT = 0.5
+# What is left of the weight of counts after so many rounds: half after 64. With
+# less, a few dozen tokens that are hard to guess end what pays on the whole.
+_KEPT = 0.84
 
 
 def tokens_a_round(
@@ -119,15 +120,24 @@ class Control:
     return np.cumprod(acceptance(*counts)[0]).tolist()
 
 
-def begin(table: BudgetTable, slots: int, live: int) -> Control:
-  """Tries the drafter, of which nothing is known yet.
+def begin(
+  table: BudgetTable,
+  slots: int,
+  live: int,
+  survival_S: Sequence[float] | None = None,
+) -> Control:
+  """Tries the drafter, of which nothing is known, or no longer.
 
   Args:
     slots: proposals of a request, S.
     live: requests.
+    survival_S: as it was, by which the budget is chosen that would do best
+      now: if little was accepted, one in which to see it costs little. None:
+      as if all were.
   """
+  survival_S = [1.0] * slots if survival_S is None else survival_S
   rates = {
-    budget: tokens_a_round(np.ones(slots), live, budget) / cost
+    budget: tokens_a_round(survival_S, live, budget) / cost
     for budget, cost in sorted(table.drafted.items())
   }
   rounds = min(max(_TRY, -(-_COUNTED // live)), _ROUNDS)
@@ -171,18 +181,18 @@ def update(
     return dataclasses.replace(control, ran=ran)
   current = control.budget if there else None
   budget = choose(table, control.survival_S, live, current)
-  control = dataclasses.replace(control, ran=0)
   if budget != PLAIN:
     return dataclasses.replace(
-      control, budget=budget, rounds=_ROUNDS, pause=0, left=0
+      control, budget=budget, rounds=_ROUNDS, ran=0, pause=0, left=0
     )
   if control.budget == PLAIN:
     if control.left <= 1:
       # What was seen before the pause may be true no longer.
-      fresh = begin(table, len(control.judged_S), live)
+      known_S = control.survival_S
+      fresh = begin(table, len(known_S), live, known_S)
       return dataclasses.replace(fresh, pause=control.pause)
-    return dataclasses.replace(control, left=control.left - 1)
+    return dataclasses.replace(control, ran=0, left=control.left - 1)
   pause = min(2 * control.pause, _LONGEST) or _PAUSE
   return dataclasses.replace(
-    control, budget=PLAIN, rounds=_ROUNDS, pause=pause, left=pause
+    control, budget=PLAIN, rounds=_ROUNDS, ran=0, pause=pause, left=pause
   )

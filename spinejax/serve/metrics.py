@@ -52,6 +52,12 @@ class Metrics:
     for reason, count in dict(counters.finished).items():
       ended.add_metric((reason,), count)
     yield ended
+    ran = CounterMetricFamily(
+      'spinejax_rounds', 'Rounds by what they verified', labels=('kind',)
+    )
+    for kind, count in dict(counters.rounds).items():
+      ran.add_metric((kind,), count)
+    yield ran
     for name, value, text in (
       ('refused_requests', counters.refused, 'Requests that found it full'),
       ('prompt_tokens', counters.prompt_tokens, 'Prompt tokens'),

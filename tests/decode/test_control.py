@@ -74,7 +74,7 @@ def test_bad_tables(refused):
       choose(TABLE, SURVIVAL, live)
 
 
-def simulate(acceptance, live, rounds, seed=0):
+def simulate(acceptance, live, rounds, seed=0, table=TABLE):
   """Tokens and cost of a policy that meets a drafter of that acceptance.
 
   Args:
@@ -82,7 +82,7 @@ def simulate(acceptance, live, rounds, seed=0):
     live: requests, at each round.
   """
   rng = np.random.default_rng(seed)
-  state, at, tokens, cost = begin(TABLE, 3, live(0)), 0, 0, 0.0
+  state, at, tokens, cost = begin(table, 3, live(0)), 0, 0, 0.0
   budgets = []
   while at < rounds:
     judged_S, passed_S = np.zeros(3, int), np.zeros(3, int)
@@ -91,7 +91,7 @@ def simulate(acceptance, live, rounds, seed=0):
     for _ in range(ran):
       n, budget = live(at), state.budget
       budgets.append(budget)
-      cost += TABLE.plain if budget == PLAIN else TABLE.drafted[budget]
+      cost += table.plain if budget == PLAIN else table.drafted[budget]
       tokens += n
       if budget != PLAIN:
         verified = np.clip((budget - n) // n, 0, 3)
@@ -103,7 +103,7 @@ def simulate(acceptance, live, rounds, seed=0):
             passed_S[slot] += 1
             tokens += 1
       at += 1
-    state = update(TABLE, state, judged_S, passed_S, ran, live(at))
+    state = update(table, state, judged_S, passed_S, ran, live(at))
   return tokens / cost, budgets
 
 
@@ -128,6 +128,27 @@ def test_it_follows_the_acceptance():
   )
   assert budgets[500:1000].count(PLAIN) > 470
   assert budgets[3000:].count(PLAIN) == 0
+
+
+def test_a_passage_that_is_hard_to_guess_changes_nothing():
+  """Acceptance that goes up and down, and pays on the whole."""
+  table = BudgetTable(8, 20.0, {32: 40.0})
+
+  def acceptance(at):
+    return 0.3 if at // 30 % 2 else 0.9
+
+  rate, budgets = simulate(acceptance, lambda at: 8, 2000, table=table)
+  assert budgets.count(PLAIN) < 100
+  assert rate > 1.15 * 8 / table.plain
+
+
+def test_a_new_try_is_cheap():
+  """It verifies what would do best by what is known, which is little."""
+  few = (900.0, 90.0, 9.0), (90.0, 9.0, 0.9)
+  state = Control(PLAIN, 16, *few, pause=64, left=1)
+  after = update(TABLE, state, [0] * 3, [0] * 3, 16, live=8)
+  assert (after.budget, after.rounds, after.pause) == (16, 8, 64)
+  assert begin(TABLE, 3, 8).budget == 32
 
 
 def test_it_follows_the_load_at_once():

@@ -74,6 +74,15 @@ def test_they_are_the_rounds_of_plain_decoding():
   assert not state.judged_BS.any()
 
 
+def test_few_rounds_in_a_call_cost_no_more_extensions():
+  """The draft cache takes rows in when K are waiting, not call by call."""
+  state, read = prefilled(guessing()), []
+  for _ in range(2 * K + 1):
+    state = run(guessing(), state, 1, PLAIN)
+    read.append((state.draft_cache.length_B - state.prompt_length_B + 1).max())
+  assert [int(n) for n in read] == [0] * K + [K] * K + [2 * K]
+
+
 def test_any_mixture_emits_the_same():
   """Plain, packed, scheduled and padded rounds in turn."""
   draft = guessing()
