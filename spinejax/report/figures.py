@@ -8,26 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import ticker
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from spinejax.report import results
-
-_DPI = 150
-# Okabe and Ito's palette, which colour-blind readers tell apart, without its
-# yellow and black; markers repeat the distinction for print.
-_COLOURS = (
-  '#0072b2',
-  '#d55e00',
-  '#009e73',
-  '#cc79a7',
-  '#e69f00',
-  '#56b4e9',
-)
-_MARKERS = ('o', 's', '^', 'D', 'v', '<')
-_INK = '#333333'
-_GRID = '#e3e3e3'
+from spinejax.report import canvas, results
 
 
 def acceptance_by_position(
@@ -56,23 +40,23 @@ def acceptance_by_position(
   """
   if not curves:
     raise ValueError('curves: expected at least one, got none')
-  figure, axes = _new(label)
+  figure, axes = canvas.new(label)
   for i, (name, curve) in enumerate(curves.items()):
     percent = 100 * _probabilities(name, curve)
-    _line(axes, i, name, np.arange(1, len(percent) + 1), percent)
+    canvas.line(axes, i, name, np.arange(1, len(percent) + 1), percent)
   longest = max(len(curve) for curve in curves.values())
   axes.set_xlim(0.6, longest + 0.4)
   axes.set_ylim(0, 100)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=16, integer=True))
   axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
-  axes.set_xlabel('position in the draft', color=_INK)
+  axes.set_xlabel('position in the draft', color=canvas.INK)
   axes.set_ylabel(
     'accepted, of rounds that got there'
     if conditional
     else 'accepted, of all rounds',
-    color=_INK,
+    color=canvas.INK,
   )
-  _finish(axes, title, label)
+  canvas.finish(axes, title, label)
   return figure
 
 
@@ -98,14 +82,65 @@ def against_tokens(
   """
   if not curves or not all(curves.values()):
     raise ValueError('curves: expected at least one, each with a point')
-  figure, axes = _new(label)
+  figure, axes = canvas.new(label)
   for i, (name, points) in enumerate(curves.items()):
     tokens, values = np.array(points, float).T
-    _line(axes, i, name, tokens / 1e6, values)
+    canvas.line(axes, i, name, tokens / 1e6, values)
   axes.set_xlim(left=0)
-  axes.set_xlabel('million training tokens', color=_INK)
-  axes.set_ylabel(unit, color=_INK)
-  _finish(axes, title, label)
+  axes.set_xlabel('million training tokens', color=canvas.INK)
+  axes.set_ylabel(unit, color=canvas.INK)
+  canvas.finish(axes, title, label)
+  return figure
+
+
+def by_set(
+  bars: Mapping[str, Mapping[str, tuple[float, float | None, float | None]]],
+  *,
+  title: str,
+  label: str,
+  unit: str,
+) -> Figure:
+  """Draws a group of bars a set of prompts, with their intervals.
+
+  Args:
+    bars: a run's name to sets of prompts to (value, low, high), the last two
+      None where there is no interval. A run may lack sets.
+    title, label: see `acceptance_by_position`.
+    unit: of the values.
+
+  Returns:
+    A figure of 7 x 4.2 inches at 150 dots an inch.
+
+  Raises:
+    ValueError: no bars, or an unknown label.
+  """
+  if not bars:
+    raise ValueError('bars: expected at least one run, got none')
+  figure, axes = canvas.new(label)
+  sets = list(dict.fromkeys(one for values in bars.values() for one in values))
+  width = 0.8 / len(bars)
+  for i, (name, values) in enumerate(bars.items()):
+    there = [j for j, one in enumerate(sets) if one in values]
+    value, low, high = (
+      np.array([values[sets[j]] for j in there], float).reshape(-1, 3).T
+    )
+    axes.bar(
+      np.array(there) + (i - (len(bars) - 1) / 2) * width,
+      value,
+      0.9 * width,
+      yerr=[value - low, high - value],
+      label=name,
+      color=canvas.COLOURS[i % len(canvas.COLOURS)],
+      # Past the end of the palette hatching tells the turns.
+      hatch=canvas.HATCHES[i // len(canvas.COLOURS) % len(canvas.HATCHES)],
+      error_kw={'ecolor': canvas.INK, 'elinewidth': 0.8},
+      zorder=3,
+    )
+  axes.set_xticks(range(len(sets)), sets)
+  axes.set_ylabel(unit, color=canvas.INK)
+  # Below, where it covers no bars.
+  below = dict(loc='upper left', bbox_to_anchor=(0, -0.1))
+  canvas.finish(axes, title, label, **below, ncols=min(len(bars), 4))
   return figure
 
 
@@ -132,16 +167,16 @@ def ratios(
   """
   if not points:
     raise ValueError('points: expected at least one run, got none')
-  figure, axes = _new(label, height=1.6 + 0.24 * len(points))
+  figure, axes = canvas.new(label, height=1.6 + 0.24 * len(points))
   names = sorted(points, key=lambda name: points[name][0])
   value, low, high = np.array([points[name] for name in names], float).T
   axes.errorbar(
     value,
     range(len(names)),
     xerr=[value - low, high - value],
-    fmt=_MARKERS[0],
-    color=_COLOURS[0],
-    ecolor=_INK,
+    fmt=canvas.MARKERS[0],
+    color=canvas.COLOURS[0],
+    ecolor=canvas.INK,
     elinewidth=1,
     markersize=5.5,
     label='value, 95 % interval',
@@ -149,9 +184,9 @@ def ratios(
   )
   axes.axvline(1, color='#999999', linewidth=1)
   axes.set_yticks(range(len(names)), names)
-  axes.set_xlabel(unit, color=_INK)
-  _finish(axes, title, label, loc='lower right')
-  axes.grid(axis='x', color=_GRID, linewidth=0.8)
+  axes.set_xlabel(unit, color=canvas.INK)
+  canvas.finish(axes, title, label, loc='lower right')
+  axes.grid(axis='x', color=canvas.GRID, linewidth=0.8)
   return figure
 
 
@@ -177,14 +212,14 @@ def predicted_against(
   """
   if not points:
     raise ValueError('points: expected at least one group, got none')
-  figure, axes = _new(label)
+  figure, axes = canvas.new(label)
   for i, (name, (measured, predicted)) in enumerate(points.items()):
     axes.plot(
       measured,
       predicted,
       label=name,
-      color=_COLOURS[i % len(_COLOURS)],
-      marker=_MARKERS[i // len(_COLOURS) % len(_MARKERS)],
+      color=canvas.COLOURS[i % len(canvas.COLOURS)],
+      marker=canvas.MARKERS[i // len(canvas.COLOURS) % len(canvas.MARKERS)],
       linestyle='none',
       markersize=3.5,
       alpha=0.8,
@@ -194,12 +229,12 @@ def predicted_against(
     end([end(x) for pair in points.values() for x in pair])
     for end in (min, max)
   ]
-  axes.plot(ends, ends, color=_INK, linewidth=0.8, zorder=2)
+  axes.plot(ends, ends, color=canvas.INK, linewidth=0.8, zorder=2)
   axes.set_xscale('log')
   axes.set_yscale('log')
-  axes.set_xlabel(f'measured, {unit}', color=_INK)
-  axes.set_ylabel(f'predicted, {unit}', color=_INK)
-  _finish(axes, title, label, loc='upper left', ncols=2)
+  axes.set_xlabel(f'measured, {unit}', color=canvas.INK)
+  axes.set_ylabel(f'predicted, {unit}', color=canvas.INK)
+  canvas.finish(axes, title, label, loc='upper left', ncols=2)
   return figure
 
 
@@ -225,7 +260,7 @@ def stacked(
   """
   if not parts:
     raise ValueError('parts: expected at least one bar, got none')
-  figure, axes = _new(label)
+  figure, axes = canvas.new(label)
   names = list(next(iter(parts.values())))
   left = np.zeros(len(parts))
   for i, name in enumerate(names):
@@ -235,17 +270,17 @@ def stacked(
       value,
       left=left,
       label=name,
-      color=_COLOURS[i % len(_COLOURS)],
+      color=canvas.COLOURS[i % len(canvas.COLOURS)],
       zorder=3,
     )
     left += value
   axes.set_yticks(range(len(parts)), list(parts))
   axes.invert_yaxis()
-  axes.set_xlabel(unit, color=_INK)
+  axes.set_xlabel(unit, color=canvas.INK)
   below = dict(loc='upper left', bbox_to_anchor=(0, -0.15))
-  _finish(axes, title, label, **below, ncols=len(names))
+  canvas.finish(axes, title, label, **below, ncols=len(names))
   axes.grid(axis='y', visible=False)
-  axes.grid(axis='x', color=_GRID, linewidth=0.8)
+  axes.grid(axis='x', color=canvas.GRID, linewidth=0.8)
   return figure
 
 
@@ -272,75 +307,19 @@ def by_load(
   """
   if not curves:
     raise ValueError('curves: expected at least one, got none')
-  figure, axes = _new(label)
+  figure, axes = canvas.new(label)
   for i, (name, curve) in enumerate(curves.items()):
-    _line(axes, i, name, list(curve), list(curve.values()))
+    canvas.line(axes, i, name, list(curve), list(curve.values()))
   axes.set_xscale('log', base=2)
   axes.set_yscale('log', base=2)
   axes.set_xticks(sorted({x for curve in curves.values() for x in curve}))
   for axis in (axes.xaxis, axes.yaxis):
     axis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
     axis.set_minor_locator(ticker.NullLocator())
-  axes.set_xlabel(load, color=_INK)
-  axes.set_ylabel(unit, color=_INK)
-  _finish(axes, title, label, loc='upper left')
+  axes.set_xlabel(load, color=canvas.INK)
+  axes.set_ylabel(unit, color=canvas.INK)
+  canvas.finish(axes, title, label, loc='upper left')
   return figure
-
-
-def _new(label: str, height: float = 4.2) -> tuple[Figure, Axes]:
-  if label not in results.LABELS:
-    known = ', '.join(results.LABELS)
-    raise ValueError(f'label: {label!r} is not one of {known}')
-  figure = Figure(figsize=(7, height), dpi=_DPI, layout='constrained')
-  FigureCanvasAgg(figure)
-  return figure, figure.add_subplot()
-
-
-def _line(axes: Axes, i: int, name: str, x, y) -> None:
-  """The i-th curve of a figure."""
-  axes.plot(
-    x,
-    y,
-    label=name,
-    color=_COLOURS[i % len(_COLOURS)],
-    # Past the end of the palette a dash tells the second turn.
-    linestyle='-' if i < len(_COLOURS) else '--',
-    marker=_MARKERS[i % len(_MARKERS)],
-    markersize=5.5,
-    markeredgecolor='white',
-    markeredgewidth=0.8,
-    linewidth=1.8,
-    clip_on=False,
-    zorder=3,
-  )
-
-
-def _finish(axes: Axes, title: str, label: str, **where) -> None:
-  """What all figures have: the title, a quiet frame, and the legend."""
-  axes.set_title(
-    title,
-    loc='left',
-    pad=12,
-    wrap=True,
-    fontsize=11,
-    fontweight='bold',
-    color=_INK,
-  )
-  axes.grid(axis='y', color=_GRID, linewidth=0.8)
-  axes.set_axisbelow(True)
-  axes.tick_params(colors=_INK, labelsize=9, length=0)
-  axes.spines[['top', 'right', 'left']].set_visible(False)
-  axes.spines['bottom'].set_color('#999999')
-  legend = axes.legend(
-    title=label,
-    alignment='left',
-    frameon=False,
-    labelcolor=_INK,
-    fontsize=9.5,
-    title_fontsize=9,
-    **where,
-  )
-  legend.get_title().set_color('#777777')
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
@@ -353,9 +332,9 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 def to_image(figure: Figure) -> np.ndarray:
   """Renders a figure as uint8 [height, width, 3], for TensorBoard."""
-  canvas = FigureCanvasAgg(figure)
-  canvas.draw()
-  return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+  drawn = FigureCanvasAgg(figure)
+  drawn.draw()
+  return np.asarray(drawn.buffer_rgba())[..., :3].copy()
 
 
 def _probabilities(name: str, curve: Sequence[float | None]) -> np.ndarray:
