@@ -21,6 +21,21 @@ def pytest_ignore_collect(collection_path):
   return None
 
 
+def pytest_collection_modifyitems(config, items):
+  """Of the named shapes those in a module's FEW, unless all are asked for."""
+  # A kernel that a round has compiled is not compiled, and reported on, again.
+  items.sort(key=lambda item: item.path.stem == 'test_rounds')
+  if config.getoption('--every', default=False):
+    return
+  few, rest = [], []
+  for item in items:
+    name = getattr(item, 'callspec', None) and item.callspec.params.get('name')
+    known = getattr(item.module, 'FEW', None)
+    (rest if known and name not in known else few).append(item)
+  config.hook.pytest_deselected(items=rest)
+  items[:] = few
+
+
 @pytest.fixture
 def every(request) -> bool:
   """Whether all of a test's cases are asked for."""

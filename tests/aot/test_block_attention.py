@@ -29,10 +29,7 @@ def arrays(shape, dtype):
 
 @pytest.mark.parametrize('append', (False, True))
 @pytest.mark.parametrize('name', SHAPES)
-def test_h100(name, append, every, no_spills):
-  if not (every or name in FEW):
-    pytest.skip('with --every')
-
+def test_h100(name, append, no_spills):
   def attend(qkv, k, v, length_B, rope, norms):
     B, Q = qkv.shape[:2]
     return gpu.block_attention(
@@ -48,9 +45,7 @@ def test_h100(name, append, every, no_spills):
 @pytest.mark.parametrize('target', topologies.TARGETS[1:])
 @pytest.mark.parametrize('dtype', (jnp.bfloat16, jnp.float32))
 @pytest.mark.parametrize('name', SHAPES)
-def test_tpu(name, dtype, target, every):
-  if not (every or name in FEW):
-    pytest.skip('with --every')
+def test_tpu(name, dtype, target):
   attend = functools.partial(
     tpu.block_attention, append=True, config=TpuConfig(), **SETTINGS
   )

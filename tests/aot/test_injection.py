@@ -28,8 +28,6 @@ def of(shape):
 
 @pytest.mark.parametrize('name', SHAPES)
 def test_h100(name, every, no_spills):
-  if not (every or name in FEW):
-    pytest.skip('with --every')
   shape = SHAPES[name]
   configs = candidates(*of(shape)) if every else [heuristic(*of(shape))]
   for config in configs:
@@ -44,9 +42,7 @@ def test_h100(name, every, no_spills):
 @pytest.mark.parametrize('target', TPUS)
 @pytest.mark.parametrize('dtype', (jnp.bfloat16, jnp.float32))
 @pytest.mark.parametrize('name', SHAPES)
-def test_tpu(name, dtype, target, every):
-  if not (every or name in FEW):
-    pytest.skip('with --every')
+def test_tpu(name, dtype, target):
   shape = SHAPES[name]
   topologies.compile_for(
     target,

@@ -11,6 +11,8 @@ from pallas_kernels.transition.config import Config, candidates
 from pallas_kernels.transition.shapes import SHAPES
 from spinejax.compat import topologies
 
+FEW = ('qwen3-8b_8',)
+
 
 def arrays(shape, sampled):
   B, S, N, M = shape
@@ -22,8 +24,6 @@ def arrays(shape, sampled):
 @pytest.mark.parametrize('sampled', (False, True))
 @pytest.mark.parametrize('name', SHAPES)
 def test_h100(name, sampled, every, no_spills):
-  if not every and name != 'qwen3-8b_8':
-    pytest.skip('with --every')
   for config in candidates() if every else [Config()]:
     topologies.compile_for(
       'h100',
@@ -36,9 +36,7 @@ def test_h100(name, sampled, every, no_spills):
 @pytest.mark.parametrize('target', topologies.TARGETS[1:])
 @pytest.mark.parametrize('sampled', (False, True))
 @pytest.mark.parametrize('name', SHAPES)
-def test_tpu(name, sampled, target, every):
-  if not every and name != 'qwen3-8b_8':
-    pytest.skip('with --every')
+def test_tpu(name, sampled, target):
   topologies.compile_for(
     target, jax.jit(tpu.transition), *arrays(SHAPES[name], sampled)
   )
