@@ -163,13 +163,10 @@ def draw(result: dict, path: pathlib.Path) -> None:
   config, points = result['config'], {}
   means = [row for row in result['metrics'] if row.get('dataset') == MEAN]
   first = means[0]['against'] if means else None
+  drawn = config['temperatures'][0], first
   for row in means:
-    if (row['temperature'], row['against']) == (
-      config['temperatures'][0], first,
-    ):  # fmt: skip
-      points[row['run']] = tuple(
-        row[f'ratio{x}'] for x in ('', '_low', '_high')
-      )
+    if (row['temperature'], row['against']) == drawn:
+      points[row['run']] = row['ratio'], row['ratio_low'], row['ratio_high']
   if not points:
     return
   target = next(row['target'] for row in result['metrics'] if 'target' in row)

@@ -80,14 +80,20 @@ def choose(
   """
   if not 1 <= live <= table.batch:
     raise InputError(f'live = {live}, expected 1..{table.batch}')
-  rates = {
-    budget: tokens_a_round(survival_S, live, budget) / cost
-    for budget, cost in [(PLAIN, table.plain), *sorted(table.drafted.items())]
-  }
+  plain = tokens_a_round(survival_S, live, PLAIN) / table.plain
+  rates = {PLAIN: plain} | _rates(table, survival_S, live)
   best = max(rates, key=rates.get)
   if current is None or best == PLAIN:
     return best
   return best if rates[best] > (1 + _MARGIN) * rates[current] else current
+
+
+def _rates(table: BudgetTable, survival_S, live: int) -> dict[int, float]:
+  """Tokens by what they cost, by the budgets that draft, ascending."""
+  return {
+    budget: tokens_a_round(survival_S, live, budget) / cost
+    for budget, cost in sorted(table.drafted.items())
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +142,7 @@ def begin(
       as if all were.
   """
   survival_S = [1.0] * slots if survival_S is None else survival_S
-  rates = {
-    budget: tokens_a_round(survival_S, live, budget) / cost
-    for budget, cost in sorted(table.drafted.items())
-  }
+  rates = _rates(table, survival_S, live)
   rounds = min(max(_TRY, -(-_COUNTED // live)), _ROUNDS)
   unknown = (0.0,) * slots
   return Control(max(rates, key=rates.get), rounds, unknown, unknown)
