@@ -44,15 +44,19 @@ def _normal(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
 
 
 def stacked(case: Case, layer: Callable) -> Callable:
-  """Layers one after another: (carry, shared, own of each) -> last output."""
+  """Layers one after another: (carry, shared, own of each) -> outputs.
+
+  All outputs: a layer whose output nobody takes would not be run.
+  """
   layer = jax.jit(layer)  # lowered once for all
 
   @jax.jit
   def run(carry, shared, own):
+    outputs = []
     for weights in own:
-      output = layer((carry, *shared), weights)
-      carry = case.carried(output, carry)
-    return output
+      outputs.append(layer((carry, *shared), weights))
+      carry = case.carried(outputs[-1], carry)
+    return outputs
 
   return run
 
@@ -66,7 +70,7 @@ class Stack:
     self.carry = carry
     self.own = tuple(random(case.own, i + 1) for i in range(layers))
 
-  def program(self, layer: Callable) -> Callable[[], jax.Array]:
+  def program(self, layer: Callable) -> Callable[[], list[jax.Array]]:
     """All layers by `layer`, compiled.
 
     Args:
