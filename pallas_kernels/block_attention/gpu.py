@@ -4,8 +4,14 @@ One thread block takes one group of heads of one request, and every n-th tile
 of its context, where n splits share it. The 64 rows of a tensor-core tile are
 the group's heads x query rows. It norms and rotates queries and the block's
 keys itself, appends the block to the cache, and reads context rows up to the
-valid length only, three tiles of 64 in flight. Splits are joined by their
+valid length only, a few tiles of 64 in flight. Splits are joined by their
 log-sum-exp.
+
+With fewer groups than multiprocessors, splits of the context keep all of them
+busy, and the first tile is on its way from the start. With more (`crowded`),
+what hides a wait is another thread block on the same multiprocessor: tiles of
+the context take the memory that the block's own rows needed before, so that
+two or three fit, and only contexts that are long are split.
 """
 
 import functools
@@ -17,11 +23,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.block_attention.config import Plan
 from pallas_kernels.compat import load
 from pallas_kernels.hopper import WGMMA, tiled
 
 TILE = 64  # rows of a tensor-core tile, and context rows of a step
-_STAGES = 3
 _LOG2E = math.log2(math.e)
 _F32 = jnp.float32
 
@@ -34,11 +40,6 @@ def _slab(rows: int) -> int:
 def fits(heads: int, rows: int, head_dim: int) -> bool:
   """Whether `heads` (of a group) x `rows` queries fit one tile."""
   return heads * _slab(rows) <= TILE and head_dim in (64, 128)
-
-
-def splits_for(groups: int, processors: int = 132) -> int:
-  """Ranges of a context that keep the multiprocessors busy: at most 8."""
-  return max(1, min(8, processors // groups))
 
 
 def block_attention(
@@ -65,32 +66,41 @@ def block_attention(
   G, T, C = k_BGTC.shape[1:]
   J = X // (G * C)
   U, S = J - 2, _slab(Q)
-  splits = splits_for(B * G)
+  plan = Plan.of(B * G, T)
   dtype, half = k_BGTC.dtype, C // 2
   body = functools.partial(
-    _body, rows=rows, Q=Q, G=G, U=U, C=C, splits=splits, eps=eps, causal=causal,
+    _body, rows=rows, Q=Q, G=G, U=U, C=C, plan=plan, eps=eps, causal=causal,
     append=append, normed=norms is not None,
   )  # fmt: skip
   shape = (B, Q, G * U * C)
   out_type = [jax.ShapeDtypeStruct(shape, dtype)]
-  if splits > 1:
+  if plan.splits > 1:
     out_type = [
-      jax.ShapeDtypeStruct((splits, B, G, TILE, C), dtype),
-      jax.ShapeDtypeStruct((splits, B, G, TILE), _F32),
+      jax.ShapeDtypeStruct((plan.splits, B, G, TILE, C), dtype),
+      jax.ShapeDtypeStruct((plan.splits, B, G, TILE), _F32),
     ]
   halves = (tiled((TILE, half), dtype),) * 2
-  scratch = [
-    halves, halves,  # queries, keys
-    tiled((TILE, C), dtype),  # values, then the result
+  own = [
+    halves, tiled((TILE, C), dtype),  # keys and values of the block
     # What is appended: a row of the cache starts anywhere, so not swizzled.
     (plgpu.SMEM((TILE, half), dtype),) * 2,
     (plgpu.SMEM((S, half), dtype),) * 2,
     (tiled((TILE, half), _F32),) * 2,  # cosine, sine
+  ]  # fmt: skip
+  context = [
+    (tiled((plan.stages, TILE, half), dtype),) * 2,
+    tiled((plan.stages, TILE, C), dtype),
+  ]
+  result = [tiled((TILE, C), dtype)]
+  # Of what shares memory, each is done with before the next is begun.
+  shared = [plgpu.RefUnion(own, result), context]
+  if plan.crowded:
+    shared = [plgpu.RefUnion(own, context, result)]
+  scratch = [
+    shared, halves,  # queries
     (plgpu.SMEM((half,), dtype),) * 4, plgpu.SMEM((TILE,), _F32),
-    (tiled((_STAGES, TILE, half), dtype),) * 2,
-    tiled((_STAGES, TILE, C), dtype),
     plgpu.Barrier(num_arrivals=2 * U + 7 + 4 * (norms is not None)),
-    plgpu.Barrier(num_arrivals=3, num_barriers=_STAGES),
+    plgpu.Barrier(num_arrivals=3, num_barriers=plan.stages),
   ]  # fmt: skip
 
   def table(x_BQC):
@@ -104,14 +114,14 @@ def block_attention(
   out = pl.kernel(
     lambda *refs: pl.run_scoped(functools.partial(body, *refs), *scratch),
     out_type=out_type,
-    mesh=plgpu.Mesh(grid=(B * G, splits), grid_names=('group', 'split')),
+    mesh=plgpu.Mesh(grid=(B * G, plan.splits), grid_names=('group', 'split')),
     compiler_params=plgpu.CompilerParams(approx_math=True),
     name='block_attention',
   )(
     qkv_BQJ, keys, values, length_B, table(cos_BQC), table(sin_BQC),
     *(norms or ()),
   )  # fmt: skip
-  mixed = out[0] if splits == 1 else _join(*out, Q=Q, U=U, S=S)
+  mixed = out[0] if plan.splits == 1 else _join(*out, Q=Q, U=U, S=S)
   mixed = mixed[:, :rows]
   if append:
     return mixed, jax.freeze(keys), jax.freeze(values)
@@ -125,26 +135,61 @@ def _join(out_NBGRC, lse_NBGR, *, Q, U, S):
   lse = [lse_NBGR[i][..., None] for i in range(N)]
   top = functools.reduce(jnp.maximum, lse)
   weights = [jnp.exp2(x - top) for x in lse]
-  mixed = sum(w * out_NBGRC[i].astype(_F32) for i, w in enumerate(weights))
+  mixed = sum(
+    # A split that had nothing to do has written nothing.
+    jnp.where(w > 0, w * out_NBGRC[i].astype(_F32), 0.0)
+    for i, w in enumerate(weights)
+  )
   mixed = (mixed / sum(weights)).astype(out_NBGRC.dtype)
   mixed = mixed[:, :, : U * S].reshape(B, G, U, S, C)[:, :, :, :Q]
   return mixed.transpose(0, 3, 1, 2, 4).reshape(B, Q, -1)
 
 
-def _body(
-  qkv, keys, values, lengths, cos, sin, *refs,
-  rows, Q, G, U, C, splits, eps, causal, append, normed,
-):  # fmt: skip
+def _full(shape, value, layout):
+  return plgpu.layout_cast(jnp.full(shape, value, _F32), layout)
+
+
+def _body(qkv, keys, values, lengths, cos, sin, *refs, plan, normed, **how):
+  """The part of a thread block, if its group's context is long enough."""
   refs = list(refs)
   norms = [refs.pop(0) for _ in range(2 * normed)]
-  out = refs.pop(0)
-  lse = refs.pop(0) if splits > 1 else None
-  (
-    q_s, k_s, v_s, k_new, v_new, (cos_s, sin_s), norm_s,
-    lse_s, key_buf, value_buf, loaded, arrived,
-  ) = refs  # fmt: skip
+  outs = [refs.pop(0) for _ in range(1 + (plan.splits > 1))]
   group, split = lax.axis_index('group'), lax.axis_index('split')
-  b, g = lax.div(group, jnp.int32(G)), lax.rem(group, jnp.int32(G))
+  at = lax.div(group, jnp.int32(how['G'])), lax.rem(group, jnp.int32(how['G']))
+  part = functools.partial(
+    _part, qkv, keys, values, lengths, cos, sin, norms, outs, *refs, at, split,
+    plan=plan, **how,
+  )  # fmt: skip
+  if not plan.crowded or plan.splits == 1:
+    part(plan.splits)
+    return
+  splits = lax.div(lengths[at[0]] + (plan.long - 1), jnp.int32(plan.long))
+  splits = jnp.clip(splits, 1, plan.splits)
+  pl.when(split < splits)(lambda: part(splits))
+
+  @pl.when(split >= splits)
+  def _():
+    lse_s = refs[3]
+    lse_s[...] = _full((TILE,), -jnp.inf, WGMMA.reduce(1))
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(lse_s, outs[1].at[split, *at])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _part(
+  qkv, keys, values, lengths, cos, sin, norms, outs,
+  shared, q_s, norm_s, lse_s, loaded, arrived, at, split, splits,
+  *, plan, rows, Q, G, U, C, eps, causal, append,
+):  # fmt: skip
+  """Every `splits`-th tile of a group's context; the first part has its block,
+  too."""
+  (b, g), stages = at, plan.stages
+  if plan.crowded:
+    ((own, context, result),) = shared
+  else:
+    (own, result), context = shared
+  k_s, v_s, k_new, v_new, (cos_s, sin_s) = own
+  key_buf, value_buf = context
   half, S, J = C // 2, _slab(Q), U + 2
   dtype = q_s[0].dtype
   # A start that is not static lets a copy reach past the array: what is
@@ -164,8 +209,9 @@ def _body(
       values.at[b, g, tile], value_buf.at[slot], arrived.at[slot]
     )
 
-  # Whatever the length: reading it first would cost a trip to memory.
-  fetch(jnp.int32(0), 0)
+  if not plan.crowded:
+    # Whatever the length: reading it first would cost a trip to memory.
+    fetch(jnp.int32(0), 0)
 
   def columns(j, first=0, size=C):
     return pl.ds(g * (J * C) + j * C + first, size)
@@ -192,7 +238,7 @@ def _body(
   )
   for table, into in ((cos, cos_s), (sin, sin_s)):
     plgpu.copy_gmem_to_smem(table.at[b, pl.ds(start, TILE)], into, loaded)
-  for i, into in enumerate(norm_s[: 4 * normed]):
+  for i, into in enumerate(norm_s[: 2 * len(norms)]):
     plgpu.copy_gmem_to_smem(
       norms[i // 2].at[pl.ds(i % 2 * half, half)], into, loaded
     )
@@ -200,9 +246,14 @@ def _body(
   length = lengths[b]
   tiles = lax.div(length + (TILE - 1), jnp.int32(TILE))
   steps = lax.div(tiles - split + (splits - 1), jnp.int32(splits))
-  steps = jnp.maximum(steps, 1)  # the one on its way
-  for i in range(1, _STAGES):
-    pl.when(i < steps)(lambda i=i: fetch(jnp.int32(i), i))
+
+  def fetch_first(begin):
+    for i in range(begin, stages):
+      pl.when(i < steps)(lambda i=i: fetch(jnp.int32(i), i))
+
+  if not plan.crowded:
+    steps = jnp.maximum(steps, 1)  # the one on its way
+    fetch_first(1)
   plgpu.barrier_wait(loaded)
 
   turn = load(cos_s, WGMMA), load(sin_s, WGMMA)
@@ -228,8 +279,8 @@ def _body(
       (right * c + left * s).astype(dtype),
     )
 
-  q = rotated(q_s, norm_s[:2] if normed else ())
-  k = rotated(k_s, norm_s[2:] if normed else ())
+  q = rotated(q_s, norm_s[:2] if norms else ())
+  k = rotated(k_s, norm_s[2:] if norms else ())
   for h in range(2):
     q_s[h][...] = q[h]
     k_s[h][...] = k[h]
@@ -278,13 +329,11 @@ def _body(
     mixed += pl.run_scoped(weighted, plgpu.ACC((TILE, C), _F32))
     return mixed, new_top, total
 
-  def full(shape, value, layout):
-    return plgpu.layout_cast(jnp.full(shape, value, _F32), layout)
-
+  per_row = WGMMA.reduce(1)
   carry = (
-    full((TILE, C), 0.0, WGMMA),
-    full((TILE,), -jnp.inf, WGMMA.reduce(1)),
-    full((TILE,), 0.0, WGMMA.reduce(1)),
+    _full((TILE, C), 0.0, WGMMA),
+    _full((TILE,), -jnp.inf, per_row),
+    _full((TILE,), 0.0, per_row),
   )
   seen = at_col < rows
   if causal:
@@ -294,9 +343,15 @@ def _body(
   carry = lax.fori_loop(
     jnp.int32(0), mine, lambda _, carry: attend(carry, k_s, v_s, seen), carry
   )
+  if plan.crowded:
+    # The memory of the block is free, and its rows, which a tile of the
+    # context may have at its end, are written.
+    plgpu.wait_smem_to_gmem(0)
+    plgpu.commit_smem()
+    fetch_first(0)
 
   def step(i, carry):
-    slot = lax.rem(i, jnp.int32(_STAGES))
+    slot = lax.rem(i, jnp.int32(stages))
     plgpu.barrier_wait(arrived.at[slot])
     here = (split + i * splits) * TILE
 
@@ -316,22 +371,26 @@ def _body(
       value_buf.at[slot],
       at_col + here < length,
     )
-    pl.when(i + _STAGES < steps)(lambda: fetch(i + _STAGES, slot))
+    pl.when(i + stages < steps)(lambda: fetch(i + stages, slot))
     return carry
 
   mixed, top, total = lax.fori_loop(jnp.int32(0), steps, step, carry)
+  if not plan.crowded:
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+  plgpu.commit_smem()  # nobody reads what the result takes the memory of
   safe = jnp.where(total > 0, total, 1.0)
-  v_s[...] = (mixed / lax.broadcast_in_dim(safe, mixed.shape, [0])).astype(
+  (mixed_s,) = result
+  mixed_s[...] = (mixed / lax.broadcast_in_dim(safe, mixed.shape, [0])).astype(
     dtype
   )
-  if splits > 1:
+  if plan.splits > 1:
     lse_s[...] = top + jnp.log(total) * _LOG2E
   plgpu.commit_smem()
-  if splits > 1:
-    plgpu.copy_smem_to_gmem(v_s, out.at[split, b, g])
-    plgpu.copy_smem_to_gmem(lse_s, lse.at[split, b, g])
+  if plan.splits > 1:
+    plgpu.copy_smem_to_gmem(mixed_s, outs[0].at[split, b, g])
+    plgpu.copy_smem_to_gmem(lse_s, outs[1].at[split, b, g])
   else:
     for u in range(U):
       to = (b, pl.ds(start, S), pl.ds((g * U + u) * C, C))
-      plgpu.copy_smem_to_gmem(v_s.at[pl.ds(u * S, S)], out.at[to])
+      plgpu.copy_smem_to_gmem(mixed_s.at[pl.ds(u * S, S)], outs[0].at[to])
   plgpu.wait_smem_to_gmem(0)

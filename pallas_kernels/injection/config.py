@@ -25,11 +25,11 @@ class Launch:
     checks.one_of(self, 'step', (64, 128, 192, 256))
     checks.at_least(self, 'stages', 2)
 
-  def shared_bytes(self, matrices: int) -> int:
-    """Of buffers of a thread block that reads as many weight matrices."""
-    streamed = 2 * self.stages * self.step * (64 + matrices * self.tile)
-    # Tiles on the way in and out, two of them float32, and squares by tile.
-    return streamed + 64 * self.tile * (2 * 2 + 4 * 2) + 4 * 64 * 64
+  def shared_bytes(self, left: int, matrices: int) -> int:
+    """Of buffers of a thread block that reads so many states and weights."""
+    streamed = 2 * self.stages * self.step * (64 * left + matrices * self.tile)
+    # Tiles on the way in and out, and squares by tile, twice in a gate.
+    return streamed + 2 * 64 * self.tile * 2 + 2 * 4 * 64 * 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Config:
       launch = getattr(self, name)
       if isinstance(launch, dict):  # from JSON
         object.__setattr__(self, name, Launch(**launch))
-    for name, matrices in (('readout', 1), ('gate', 3), ('write', 1)):
-      need = getattr(self, name).shared_bytes(matrices)
+    for name, *reads in (('readout', 1, 1), ('gate', 2, 3), ('write', 1, 1)):
+      need = getattr(self, name).shared_bytes(*reads)
       if need > checks.SHARED_BYTES:
         raise ValueError(
           f'{name} needs {need} bytes of shared memory, expected at most '
@@ -106,7 +106,7 @@ def heuristic(rows: int, D: int, R: int, M: int) -> Config:
   readout = max(16, _tile(R, chunks, 64))
   return Config(
     readout=Launch(readout, 128, 4 if readout == 64 else 6),
-    gate=Launch(_tile(M, chunks, 32), 128, 4),
+    gate=Launch(_tile(M, chunks, 16), 128, 4),
     write=Launch(64, 128, 4),
   )
 
@@ -115,7 +115,7 @@ def candidates(rows: int, D: int, R: int, M: int) -> list[Config]:
   """Configs worth trying."""
   base = heuristic(rows, D, R, M)
   readouts = [(16, 128, 8), (32, 128, 6), (64, 128, 4), (16, 256, 4)]
-  gates = [(8, 128, 6), (16, 128, 5), (32, 128, 4), (32, 256, 2)]
+  gates = [(8, 128, 5), (16, 128, 4), (32, 128, 3), (8, 256, 2)]
   writes = [(32, 128, 4), (64, 128, 4), (32, 256, 2)]
   found = [base, dataclasses.replace(base, overlap=False)]
   for name, options in zip(

@@ -4,9 +4,10 @@ Two dependencies span the grid: a feature's norm needs all of W_R h, and the
 write needs all of the gated message. So
 
   readout  y = W_R h, with the anchor's code in the place of slot 0, whose own
-           feature nothing reads; and squares of y and h, by tile
-  gate     q = sigmoid(W_recv f + W_pred u + bias) * W_msg u, where f is y
-           scaled, and u is f one row up: the products are shifted, not f
+           feature nothing reads; y once more a row further down, where it is
+           read as the predecessor's; and squares of y and h, by tile
+  gate     q = sigmoid(W_recv f + W_pred u + bias) * W_msg u, where f and u are
+           y and the shifted y, scaled: products are scaled, not what they take
   write    h + |h| / sqrt(D) W_O q
 
 Rows are the 64 rows of a tensor-core tile, tiles of weights its columns. With
@@ -37,6 +38,8 @@ from pallas_kernels.injection.config import Config, Launch
 
 _F32 = jnp.float32
 _SLICE = 64  # columns of h whose squares are summed at once
+# Room for rows that are stored one further down, in whole swizzle rows.
+_SHIFT = 8
 
 
 def chunk_of(rows: int, slots: int) -> int | None:
@@ -75,15 +78,19 @@ def injection(
   )
   tiles = R // config.readout.tile
   squares = jax.ShapeDtypeStruct((tiles, chunks, ROWS), _F32)
-  states = [
-    jax.ShapeDtypeStruct((chunks * chunk, width), dtype) for width in (R, M)
-  ]
+  shifted = jax.ShapeDtypeStruct((tiles, chunks, ROWS + _SHIFT), _F32)
+  rows = chunks * chunk
+  y, u, q = (
+    jax.ShapeDtypeStruct(shape, dtype)
+    for shape in ((rows, R), (rows + _SHIFT, R), (rows, M))
+  )
   # What the later launches read early has to be there when the first begins.
   behind = (*gates, write_DM) if config.overlap else ()
   slices = -(-D // (_SLICE * tiles))
-  y, y_square, h_square = launch(
+  y, u, y_square, u_square, h_square = launch(
     functools.partial(_readout, behind=len(behind), slices=slices),
-    'injection_readout', config.readout, R, (states[0], squares, squares),
+    'injection_readout', config.readout, R,
+    (y, u, squares, shifted, squares),
     [
       tiled((slices, ROWS, _SLICE), dtype),
       plgpu.SMEM((ROWS, config.readout.tile), dtype),
@@ -94,17 +101,15 @@ def injection(
     ],
   )(h, readout_RD, anchor, *behind)  # fmt: skip
   q = launch(
-    _gate, 'injection_gate', config.gate, M, states[1],
+    _gate, 'injection_gate', config.gate, M, q,
     [
       plgpu.SMEM((tiles, ROWS), _F32),
+      plgpu.SMEM((tiles, ROWS), _F32),
       plgpu.SMEM((config.gate.tile,), bias_M.dtype),
-      # A row more than the rows: each reads the one before it.
-      plgpu.SMEM((8 + ROWS, config.gate.tile), _F32),
-      plgpu.SMEM((8 + ROWS, config.gate.tile), _F32),
       plgpu.SMEM((ROWS, config.gate.tile), dtype),
-      plgpu.Barrier(num_arrivals=2),
+      plgpu.Barrier(num_arrivals=3),
     ],
-  )(y, *gates, bias_M, y_square)  # fmt: skip
+  )(y, u, *gates, bias_M, y_square, u_square)  # fmt: skip
   out = launch(
     _write, 'injection_write', config.write, D,
     jax.ShapeDtypeStruct(h.shape, dtype),
@@ -173,12 +178,14 @@ def _readout(
   h, readout, anchor, *refs, behind, slices, launch, chunk, slots, overlap
 ):
   (
-    y, y_square, h_square,
+    y, u, y_square, u_square, h_square,
     h_s, anchor_s, y_s, y_square_s, h_square_s, loaded,
   ) = refs[behind:]  # fmt: skip
   tile, at, first, row = _place(launch, chunk)
   if overlap:
     plgpu.griddepcontrol_launch_dependents()
+    # It may have begun early itself.
+    plgpu.griddepcontrol_wait()
   plgpu.copy_gmem_to_smem(
     anchor.at[pl.ds(row, chunk), pl.ds(first, launch.tile)],
     anchor_s.at[pl.ds(0, chunk)],
@@ -203,8 +210,12 @@ def _readout(
   )
   plgpu.barrier_wait(loaded)
   code = load(anchor_s, WGMMA, optimized=False).astype(_F32)
-  out = jnp.where(_is_anchor(out.shape, slots), code, out)
-  y_square_s[...] = (out * out).sum(axis=1)
+  is_anchor = _is_anchor(out.shape, slots)
+  # The anchor's code is no feature, and is taken as it is: squares that sum to
+  # R scale it by 1.
+  square = jnp.where(is_anchor, 1.0, out * out)
+  y_square_s[...] = square.sum(axis=1)
+  out = jnp.where(is_anchor, code, out)
   y_s[...] = out.astype(y.dtype)
   total = None
   for i in range(slices):
@@ -214,13 +225,20 @@ def _readout(
   h_square_s[...] = total
   plgpu.commit_smem()
   plgpu.copy_smem_to_gmem(y_square_s, y_square.at[tile, at])
+  plgpu.copy_smem_to_gmem(y_square_s, u_square.at[tile, at, pl.ds(1, ROWS)])
   plgpu.copy_smem_to_gmem(h_square_s, h_square.at[tile, at])
+  # A chunk begins with an anchor, which has no predecessor: nothing reads what
+  # the first of these rows lacks, or the last one adds.
+  plgpu.copy_smem_to_gmem(
+    y_s.at[pl.ds(0, chunk)],
+    u.at[pl.ds(row + 1, chunk), pl.ds(first, launch.tile)],
+  )
   _store(y_s, y, row, first, chunk)
 
 
 def _gate(
-  y, receiver, predecessor, message, bias, y_square, q,
-  square_s, bias_s, gate_s, message_s, q_s, loaded,
+  y, u, receiver, predecessor, message, bias, y_square, u_square, q,
+  y_square_s, u_square_s, bias_s, q_s, loaded,
   *, launch, chunk, slots, overlap,
 ):  # fmt: skip
   _, at, first, row = _place(launch, chunk)
@@ -230,7 +248,10 @@ def _gate(
   def ready():
     if overlap:
       plgpu.griddepcontrol_wait()
-    plgpu.copy_gmem_to_smem(y_square.at[:, at], square_s, loaded)
+    plgpu.copy_gmem_to_smem(y_square.at[:, at], y_square_s, loaded)
+    plgpu.copy_gmem_to_smem(
+      u_square.at[:, at, pl.ds(0, ROWS)], u_square_s, loaded
+    )
     plgpu.copy_gmem_to_smem(bias.at[pl.ds(first, launch.tile)], bias_s, loaded)
 
   weights = [
@@ -238,32 +259,27 @@ def _gate(
     for x in (receiver, predecessor, message)
   ]
   received, gated, told = products(
-    [Operand(y, row, chunk, ROWS), *weights],
-    [(0, 1), (0, 2), (0, 3)],
+    [Operand(y, row, chunk, ROWS), Operand(u, row, chunk, ROWS), *weights],
+    [(0, 2), (1, 3), (1, 4)],
     step=launch.step,
     stages=launch.stages,
     ready=ready,
   )
   plgpu.barrier_wait(loaded)
   shape = received.shape
-  is_anchor = _is_anchor(shape, slots)
-  scale = y.shape[1] ** 0.5 / jnp.maximum(_norm(square_s), 1e-12)
-  scale = _by_row(scale, shape)
-  received *= scale
-  # The anchor's code is no feature: it is taken as it is.
-  scale = jnp.where(is_anchor, 1.0, scale)
-  for x, buffer in ((gated, gate_s), (told, message_s)):
-    buffer[pl.ds(8, ROWS)] = x * scale
-  plgpu.commit_smem()
-  gated, told = (
-    load(buffer.at[pl.ds(7, ROWS)], WGMMA, optimized=False)
-    for buffer in (gate_s, message_s)
-  )
+
+  def scale(square_s):
+    norm = jnp.maximum(_norm(square_s), 1e-12)
+    return _by_row(y.shape[1] ** 0.5 / norm, shape)
+
+  of_u = scale(u_square_s)
   bias = load(bias_s, PER_COLUMN, optimized=False).astype(_F32)
-  x = received + gated + lax.broadcast_in_dim(bias, shape, [1])
-  out = told / (1.0 + jnp.exp(-x))
-  # Nothing is written to slot 0, and row 0 read what is no row.
-  q_s[...] = jnp.where(is_anchor, 0.0, out).astype(q.dtype)
+  bias = lax.broadcast_in_dim(bias, shape, [1])
+  x = received * scale(y_square_s) + gated * of_u + bias
+  out = told * of_u / (1.0 + jnp.exp(-x))
+  # Nothing is written to slot 0, which has no predecessor.
+  out = jnp.where(_is_anchor(shape, slots), 0.0, out)
+  q_s[...] = out.astype(q.dtype)
   _store(q_s, q, row, first, chunk)
 
 
@@ -274,6 +290,8 @@ def _write(
 ):  # fmt: skip
   del slots
   _, at, first, row = _place(launch, chunk)
+  if overlap:
+    plgpu.griddepcontrol_launch_dependents()
 
   def ready():
     if overlap:

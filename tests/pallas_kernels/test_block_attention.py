@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.block_attention import api, gpu, reference, tpu
-from pallas_kernels.block_attention.config import TpuConfig
+from pallas_kernels.block_attention.config import Plan, TpuConfig
 
 EPS = 1e-6
 
@@ -25,7 +25,7 @@ class Case:
   normed: bool = False
   causal: bool = True
   append: bool = True
-  splits: int = 8
+  plan: Plan = Plan(crowded=False, splits=8)
 
 
 CASES = (
@@ -36,7 +36,11 @@ CASES = (
   Case(9, 3, 64, (65, 127), capacity=256),
   # A draft block: all of it is seen, nothing is appended.
   Case(8, 3, 64, (192, 7), causal=False, append=False),
-  Case(4, 2, 64, (70,), capacity=128, splits=1),
+  Case(4, 2, 64, (70,), capacity=128, plan=Plan(False, 1)),
+  # More groups than multiprocessors: contexts of one part, of several, and
+  # more tiles than are in flight.
+  Case(9, 3, 64, (250, 64, 0), capacity=256, plan=Plan(True, 1)),
+  Case(16, 4, 128, (0, 64, 170), normed=True, plan=Plan(True, 2, long=64)),
   # Padding rows are no keys, also where no causal mask hides them.
   Case(12, 2, 64, (10,), capacity=64, causal=False, append=False),
 )
@@ -72,7 +76,7 @@ def arrays(case: Case, poison: float = 0.0):
 
 
 def run(case: Case, given, monkeypatch):
-  monkeypatch.setattr(gpu, 'splits_for', lambda groups: case.splits)
+  monkeypatch.setattr(Plan, 'of', lambda groups, capacity: case.plan)
   qkv, k, v, length_B, rope, norms = given
   batch = len(case.lengths)
   return gpu.block_attention(
@@ -214,9 +218,13 @@ def test_a_capacity_of_broken_swizzle_rows_is_not_supported():
 
 
 def test_splits_fill_the_processors():
-  assert [gpu.splits_for(n) for n in (1, 8, 24, 66, 132, 500)] == [
-    8, 8, 5, 2, 1, 1,
-  ]  # fmt: skip
+  plans = [Plan.of(n, 8192) for n in (1, 8, 24, 66, 132)]
+  assert plans == [Plan(False, n) for n in (8, 8, 5, 2, 1)]
+
+
+def test_only_long_contexts_of_many_groups_are_split():
+  plans = [Plan.of(500, n) for n in (512, 2048, 4096, 8192, 2**20)]
+  assert plans == [Plan(True, n) for n in (1, 1, 2, 4, 8)]
 
 
 def test_elsewhere_the_caller_decides():

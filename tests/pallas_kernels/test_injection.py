@@ -175,5 +175,5 @@ def test_configs_of_named_shapes():
 
 
 def test_bad_configs_are_refused():
-  with pytest.raises(ValueError, match='gate needs 368640 bytes of shared'):
+  with pytest.raises(ValueError, match='gate needs 499712 bytes of shared'):
     Config(Launch(16, 128, 6), Launch(32, 256, 4), Launch(64, 128, 4))
