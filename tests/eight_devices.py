@@ -27,12 +27,12 @@ from spinejax.drafters.base import DraftModel, History, TargetView
 from spinejax.drafters.dspine import DSpineConfig, dspine
 from spinejax.drafters.factored import make_tables
 from spinejax.drafters.loading import plain_model
-from spinejax.drafters.transition import top_candidates
 from spinejax.prompts import PromptSet
 from spinejax.report import results
 from spinejax.target.config import TargetConfig
 from spinejax.target.loading import Target, load_target
 from spinejax.target.model import forward, init_cache, random_params, unembed
+from spinejax.top import top_k
 from spinejax.verify import audit
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 from tests.compilations import COMPILATIONS
@@ -228,16 +228,17 @@ def test_proposals_are_those_of_one_device():
 
 
 @pytest.mark.parametrize('mesh', ('model=8', 'data=4,model=2'))
-def test_top_candidates_of_a_split_vocabulary(mesh):
+def test_top_k_of_a_split_vocabulary(mesh):
   # Whole chunks of one device, and ties within and across devices.
   logits = np.random.default_rng(0).normal(size=(4, 3, 8 * 700))
   logits = np.rint(4 * logits).astype(np.float32)
   placed = sharding.shard({'x_BSV': logits}, sharding.make_mesh(mesh))['x_BSV']
-  found = jax.jit(top_candidates, static_argnums=1)(placed, 5)
-  assert found.sharding.is_equivalent_to(
-    jax.NamedSharding(placed.sharding.mesh, P('data')), found.ndim
-  )
-  np.testing.assert_array_equal(found, jax.lax.top_k(logits, 5)[1])
+  found = jax.jit(top_k, static_argnums=1)(placed, 5)
+  for got, want in zip(found, jax.lax.top_k(logits, 5), strict=True):
+    assert got.sharding.is_equivalent_to(
+      jax.NamedSharding(placed.sharding.mesh, P('data')), got.ndim
+    )
+    np.testing.assert_array_equal(got, want)
 
 
 def test_every_device_holds_its_part():

@@ -338,9 +338,11 @@ class Engine:
       self.scheduler.note(news, busy, ran)
     for slot in busy:
       ticket, done = self._slots[slot], bool(news.done_B[slot])
+      ticket.rounds = int(news.rounds_B[slot])
+      if self.settings.rounds is None and not done:
+        continue  # nobody waits: answers are handed out whole
       new = news.tokens_BT[slot, : news.length_B[slot] - self._seen_B[slot]]
       self._seen_B[slot] = news.length_B[slot]
-      ticket.rounds = int(news.rounds_B[slot])
       ticket.accepted_hist = news.accepted_hist_BK[slot].copy()
       finish = None
       if done:

@@ -26,10 +26,10 @@ from spinejax.drafters.transition import (
   check_candidates,
   path,
   predecessors,
-  top_candidates,
 )
 from spinejax.errors import InputError
 from spinejax.target import layers as nn
+from spinejax.top import top_k
 
 # `initializer_range` of the published configs.
 _STD = 0.02
@@ -231,7 +231,7 @@ def propose(
   with jax.named_scope('select'):
     hidden_BSD = backbone.proposing(cfg, hidden_BAKD)[:, 0]
     logits_BSV = backbone.logits_of(cfg, hidden_BSD, view.head_VD)
-    ids_BSN = top_candidates(logits_BSV, cfg.candidates)
+    ids_BSN = top_k(logits_BSV, cfg.candidates)[1]
     unary_BSN = jnp.take_along_axis(logits_BSV, ids_BSN, axis=-1)
     scores_BSNN = selector_scores(
       cfg,

@@ -28,10 +28,10 @@ from spinejax.drafters.transition import (
   check_candidates,
   path,
   predecessors,
-  top_candidates,
 )
 from spinejax.errors import InputError
 from spinejax.target import layers as nn
+from spinejax.top import top_k
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +260,7 @@ def propose(
     )
     if not cfg.refine:
       return each_alone(logits_BSV, keys_B, sampling)
-    candidates_BSN = top_candidates(logits_BSV, cfg.candidates)
+    candidates_BSN = top_k(logits_BSV, cfg.candidates)[1]
     pre_BSD = out.pre_BAKD[:, 0, 1:]
     table = (view.head_VD, pre_BSD, candidates_BSN, anchor_B)
     greedy = sampling.greedy and cfg.output_multiplier > 0

@@ -6,17 +6,12 @@ j - 1. Drafters differ in how they score; the walk is one.
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.transition.reference import follow
 from spinejax.drafters.base import Proposal, Sparse
 from spinejax.errors import InputError
-from spinejax.sharding import MODEL, mesh_in, partition
 from spinejax.verify.sampling import Sampling, gumbel, peak
-
-# Entries of the chunks in which the largest are looked for, stage by stage.
-_CHUNKS = (128, 16)
 
 
 def check_candidates(cfg) -> None:
@@ -25,57 +20,6 @@ def check_candidates(cfg) -> None:
     raise InputError(
       f'candidates = {cfg.candidates} of a vocabulary of {cfg.vocab}'
     )
-
-
-def top_candidates(
-  logits: Float[Array, '*rows V'], count: int
-) -> Int[Array, '*rows N']:
-  """Ids of the `count` largest logits, exactly; of equals the lowest ids.
-
-  On a mesh every device searches its part of the vocabulary, and the best of
-  all parts are chosen among: XLA would gather the logits.
-  """
-  mesh = mesh_in(logits)
-  if mesh is None:
-    return _top(logits, count)
-  whole = partition('B' + '.' * (logits.ndim - 2) + 'V')
-
-  def search(part):
-    ids = _top(part, min(count, part.shape[-1]))
-    best = jnp.take_along_axis(part, ids, axis=-1)
-    ids += lax.axis_index(MODEL) * part.shape[-1]
-    best, ids = (
-      lax.all_gather(x, MODEL, axis=x.ndim - 1, tiled=True) for x in (best, ids)
-    )
-    place = lax.top_k(best, count)[1]
-    return jnp.take_along_axis(ids, place, axis=-1)
-
-  return jax.shard_map(
-    search, mesh=mesh, in_specs=whole, out_specs=partition('B'), check_vma=False
-  )(logits)
-
-
-def _top(logits: jax.Array, count: int) -> jax.Array:
-  """`top_candidates` on one device, in stages.
-
-  The largest entries lie in the `count` chunks with the largest maxima, so
-  only these are searched, chunk by chunk again: one pass over V for the
-  maxima, in place of a selection over V.
-  """
-  V = logits.shape[-1]
-  size = next((size for size in _CHUNKS if V > 2 * count * size), None)
-  if size is None:
-    return lax.top_k(logits, count)[1]
-  pad = -V % size
-  wide = [(0, 0)] * (logits.ndim - 1)
-  padded = jnp.pad(logits, [*wide, (0, pad)], constant_values=-jnp.inf)
-  chunks = padded.reshape(*logits.shape[:-1], -1, size)
-  # Ascending chunks keep the tie rule of `top_k`: the lowest id first.
-  chunk = jnp.sort(_top(jnp.max(chunks, axis=-1), count), axis=-1)
-  kept = jnp.take_along_axis(chunks, chunk[..., None], axis=-2)
-  place = _top(kept.reshape(*kept.shape[:-2], -1), count)
-  chunk = jnp.take_along_axis(chunk, place // size, axis=-1)
-  return chunk * size + place % size
 
 
 def predecessors(

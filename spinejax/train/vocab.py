@@ -15,8 +15,8 @@ from jax import lax
 
 from spinejax.drafters import backbone
 from spinejax.drafters.backbone import BackboneConfig
-from spinejax.drafters.transition import top_candidates
 from spinejax.target import layers as nn
+from spinejax.top import top_k
 
 _CHUNK = 2048  # rows; their logits are by far the largest arrays of a step
 
@@ -153,7 +153,7 @@ def _chunk(cfg, candidates, head_VD, up_VE, rows: Trained, aims: Aims):
     functools.partial(backbone.cap, cfg), nn.dense(rows.hidden_ND, head_VD)
   )
   logits = base if up_VE is None else base + nn.dense(rows.low_NE, up_VE)
-  ids = top_candidates(logits, candidates)
+  ids = top_k(logits, candidates)[1]
   scores = _at(logits, ids)
   total = _log_total(logits, scores[:, :1])
   at_label = aims.label_N[:, None]

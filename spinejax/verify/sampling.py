@@ -11,7 +11,10 @@ from jax import lax
 
 from spinejax.axes import Keys_B, Seed_B
 from spinejax.errors import InputError
+from spinejax.top import top_k as top_k_of
 
+# A top-k of so many is searched for: 32 passes over the logits cost more.
+_FEW = 64
 # Beyond, logits / temperature overflow float32, or every token is alike.
 _COLDEST, _HOTTEST = 1e-4, 1e4
 
@@ -180,11 +183,22 @@ def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
     kth = kth_largest(scaled, jnp.where(top_k > 0, top_k, scaled.shape[-1]))
     return jnp.where(scaled >= kth, scaled, -jnp.inf)
 
+  def above_kth_of_few(scaled):
+    best = top_k_of(scaled, min(_FEW, scaled.shape[-1]))[0]
+    place = jnp.clip(top_k - 1, 0, best.shape[-1] - 1)
+    place = jnp.broadcast_to(place, (*best.shape[:-1], 1))
+    kth = jnp.take_along_axis(best, place, axis=-1)
+    return jnp.where((scaled >= kth) | (top_k == 0), scaled, -jnp.inf)
+
   # The sort is the larger part of a verification, and top-k alone can do
   # without; skip both when nobody asks.
-  nucleus = jnp.any(sampling.top_p_B < 1)
-  which = jnp.where(nucleus, 2, jnp.any(sampling.top_k_B > 0).astype(int))
-  scaled = lax.switch(which, [lambda x: x, above_kth, filtered], scaled)
+  nucleus, most = jnp.any(sampling.top_p_B < 1), jnp.max(sampling.top_k_B)
+  which = jnp.where(most > _FEW, 2, jnp.minimum(most, 1))
+  scaled = lax.switch(
+    jnp.where(nucleus, 3, which),
+    [lambda x: x, above_kth_of_few, above_kth, filtered],
+    scaled,
+  )
   return jnp.where(temperature > 0, jax.nn.softmax(scaled, axis=-1), hot)
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from spinejax.drafters import backbone, dflash2
-from spinejax.drafters.transition import predecessors, top_candidates, walk
+from spinejax.drafters.transition import predecessors, walk
+from spinejax.top import top_k
 from spinejax.verify.sampling import Sampling
 from tests.drafters.runs import (
   ATOL,
@@ -54,7 +55,7 @@ def test_two_rounds_with_a_cached_context(run):
     hidden = backbone.proposing(cfg, hidden)[:, 0]
     logits = logits_of(cfg, hidden, run.head_VD)
     np.testing.assert_allclose(logits, want['logits'], atol=ATOL)
-    found = top_candidates(logits, cfg.candidates)
+    found = top_k(logits, cfg.candidates)[1]
     np.testing.assert_array_equal(np.sort(found), np.sort(want['candidates']))
     candidates = jnp.asarray(want['candidates'])
     scores = scores_of(run, logits, hidden, candidates, want['anchor_id'])
@@ -97,7 +98,7 @@ def test_fresh_weights_are_a_dflash(run):
   )
   np.testing.assert_allclose(hidden, expected, atol=1e-5)
   logits = logits_of(run.cfg, hidden[:, 0, 1:], run.head_VD)
-  candidates = top_candidates(logits, run.cfg.candidates)
+  candidates = top_k(logits, run.cfg.candidates)[1]
   scores = scores_of(
     fresh, logits, hidden[:, 0, 1:], candidates, jnp.ones(1, int)
   )
@@ -141,7 +142,7 @@ def test_selection_from_the_table_is_sequential(run):
     place_of(cache, 9),
   )[:, 0, 1:]  # fmt: skip
   logits = logits_of(run.cfg, hidden, run.head_VD)
-  candidates = top_candidates(logits, run.cfg.candidates)
+  candidates = top_k(logits, run.cfg.candidates)[1]
   before_B, chosen = jnp.asarray(anchors_B), []
   for j in range(run.cfg.slots):
     unary = jnp.take_along_axis(logits[:, j], candidates[:, j], axis=-1)

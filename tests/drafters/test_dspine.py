@@ -10,8 +10,9 @@ import pytest
 from spinejax.drafters import backbone, dspine, factored
 from spinejax.drafters.backbone import Place
 from spinejax.drafters.loading import load_drafter
-from spinejax.drafters.transition import top_candidates, walk
+from spinejax.drafters.transition import walk
 from spinejax.errors import InputError
+from spinejax.top import top_k
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 from tests.drafters import reference
 from tests.drafters.runs import (
@@ -83,7 +84,7 @@ def test_two_rounds_with_a_cached_context(name):
     )
     logits = logits_of(cfg, hidden, run.head_VD)
     np.testing.assert_allclose(logits, want['base_logits'][0], atol=ATOL)
-    found = top_candidates(logits[None, 1:], cfg.candidates)
+    found = top_k(logits[None, 1:], cfg.candidates)[1]
     np.testing.assert_array_equal(np.sort(found), np.sort(want['candidates']))
     for scores in both_tables(
       cfg,
@@ -313,7 +314,7 @@ def test_position_comes_from_the_history_not_from_the_draft_cache(spine):
     here = want | {'start_position': start}
     hidden, _, _ = drafted(spine, here, cache)
     logits = logits_of(spine.cfg, hidden, spine.head_VD)
-    candidates[start] = top_candidates(logits[1:], spine.cfg.candidates)
+    candidates[start] = top_k(logits[1:], spine.cfg.candidates)[1]
   found = spine.propose(
     cache, want['anchor_id'], 14, Sampling.make(1, 1.0), keys_B
   )

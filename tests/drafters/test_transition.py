@@ -12,9 +12,9 @@ from scipy import stats
 from spinejax.drafters.transition import (
   path,
   predecessors,
-  top_candidates,
   walk,
 )
+from spinejax.top import top_k
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def softmax(x):
 @pytest.mark.parametrize('count', [1, 4, 16])
 @pytest.mark.parametrize('V', [97, 2048, 2049, 5000])
 @pytest.mark.parametrize('kind', ['plain', 'ties', 'few', 'none'])
-def test_top_candidates_are_those_of_top_k(V, count, kind):
+def test_top_k_is_that_of_jax(V, count, kind):
   logits = RNG.normal(size=(2, 3, V)).astype(np.float32)
   if kind == 'ties':
     logits = np.rint(logits)
@@ -51,9 +51,10 @@ def test_top_candidates_are_those_of_top_k(V, count, kind):
     logits = np.where(keep, logits, -np.inf)
   if kind == 'none':
     logits[:] = -np.inf
-  np.testing.assert_array_equal(
-    top_candidates(logits, count), jax.lax.top_k(logits, count)[1]
-  )
+  for got, want in zip(
+    top_k(logits, count), jax.lax.top_k(logits, count), strict=True
+  ):
+    np.testing.assert_array_equal(got, want)
 
 
 def test_predecessors_are_the_anchor_then_the_slot_before():

@@ -200,14 +200,16 @@ def test_kth_largest_is_that_of_a_sort():
   np.testing.assert_array_equal(found, wanted)
 
 
-def test_top_k_alone_keeps_what_the_sort_keeps():
-  """Two ways to one law: without, and with, somebody who asks for top-p."""
+@pytest.mark.parametrize('most', (64, 500))
+def test_top_k_alone_keeps_what_the_sort_keeps(most):
+  """Ways to one law: without, and with, somebody who asks for top-p."""
   rng = np.random.default_rng(1)
   logits = jnp.asarray(rng.normal(size=(5, 97)), jnp.float32)
-  top_k, cold = [0, 1, 7, 97, 500], [1.0, 0.5, 2.0, 1.0, 1.0]
+  logits = logits.at[1, 5:9].set(4.0)  # equals are kept together
+  top_k, cold = [0, 1, 7, 64, most], [1.0, 0.5, 2.0, 1.0, 1.0]
   alone = Sampling.make(5, cold, top_k)
   beside = Sampling.make(6, [*cold, 1.0], [*top_k, 0], [1.0] * 5 + [0.5])
   both = law(jnp.concatenate([logits, logits[:1]]), beside)
   np.testing.assert_array_equal(law(logits, alone), both[:5])
   kept = np.count_nonzero(both, axis=-1)
-  assert kept[:5].tolist() == [97, 1, 7, 97, 97] and kept[5] < 97
+  assert kept[:5].tolist() == [97, 4, 7, 64, min(most, 97)] and kept[5] < 97
