@@ -80,24 +80,28 @@ def block_attention(
       jax.ShapeDtypeStruct((plan.splits, B, G, TILE), _F32),
     ]
   halves = (tiled((TILE, half), dtype),) * 2
-  own = [
-    halves, tiled((TILE, C), dtype),  # keys and values of the block
-    # What is appended: a row of the cache starts anywhere, so not swizzled.
-    (plgpu.SMEM((TILE, half), dtype),) * 2,
-    (plgpu.SMEM((S, half), dtype),) * 2,
-    (tiled((TILE, half), _F32),) * 2,  # cosine, sine
-  ]  # fmt: skip
+  own = [halves, tiled((TILE, C), dtype)]  # keys and values of the block
+  turn = [(tiled((TILE, half), _F32),) * 2]  # cosine, sine
+  # What is appended: a row of the cache starts anywhere, so not swizzled.
+  keys_new = [(plgpu.SMEM((TILE, half), dtype),) * 2]
+  values_new = (plgpu.SMEM((S, half), dtype),) * 2
   context = [
     (tiled((plan.stages, TILE, half), dtype),) * 2,
     tiled((plan.stages, TILE, C), dtype),
   ]
   result = [tiled((TILE, C), dtype)]
   # Of what shares memory, each is done with before the next is begun.
-  shared = [plgpu.RefUnion(own, result), context]
   if plan.crowded:
-    shared = [plgpu.RefUnion(own, context, result)]
+    # As one: unions do not nest.
+    shared = [plgpu.RefUnion(own + turn + keys_new, context, result)]
+  else:
+    shared = [
+      plgpu.RefUnion(own, result),
+      plgpu.RefUnion(turn, keys_new),
+      context,
+    ]
   scratch = [
-    shared, halves,  # queries
+    shared, values_new, halves,  # queries
     (plgpu.SMEM((half,), dtype),) * 4, plgpu.SMEM((TILE,), _F32),
     plgpu.Barrier(num_arrivals=2 * U + 7 + 4 * (norms is not None)),
     plgpu.Barrier(num_arrivals=3, num_barriers=plan.stages),
@@ -169,7 +173,7 @@ def _body(qkv, keys, values, lengths, cos, sin, *refs, plan, normed, **how):
 
   @pl.when(split >= splits)
   def _():
-    lse_s = refs[3]
+    lse_s = refs[4]
     lse_s[...] = _full((TILE,), -jnp.inf, WGMMA.reduce(1))
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(lse_s, outs[1].at[split, *at])
@@ -178,7 +182,7 @@ def _body(qkv, keys, values, lengths, cos, sin, *refs, plan, normed, **how):
 
 def _part(
   qkv, keys, values, lengths, cos, sin, norms, outs,
-  shared, q_s, norm_s, lse_s, loaded, arrived, at, split, splits,
+  shared, v_new, q_s, norm_s, lse_s, loaded, arrived, at, split, splits,
   *, plan, rows, Q, G, U, C, eps, causal, append,
 ):  # fmt: skip
   """Every `splits`-th tile of a group's context; the first part has its block,
@@ -186,9 +190,9 @@ def _part(
   (b, g), stages = at, plan.stages
   if plan.crowded:
     ((own, context, result),) = shared
+    k_s, v_s, (cos_s, sin_s), k_new = own
   else:
-    (own, result), context = shared
-  k_s, v_s, k_new, v_new, (cos_s, sin_s) = own
+    ((k_s, v_s), result), (((cos_s, sin_s),), (k_new,)), context = shared
   key_buf, value_buf = context
   half, S, J = C // 2, _slab(Q), U + 2
   dtype = q_s[0].dtype

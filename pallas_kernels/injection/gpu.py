@@ -77,8 +77,12 @@ def injection(
     _launch, chunks=chunks, chunk=chunk, slots=K, overlap=config.overlap
   )
   tiles = R // config.readout.tile
-  squares = jax.ShapeDtypeStruct((tiles, chunks, ROWS), _F32)
-  shifted = jax.ShapeDtypeStruct((tiles, chunks, ROWS + _SHIFT), _F32)
+  if tiles < 2:  # squares of a single tile would start at no whole 16 bytes
+    raise ValueError(
+      f'readout.tile = {config.readout.tile}, expected at most {R // 2}'
+    )
+  # Of y and of h, a row further down, too.
+  squares = jax.ShapeDtypeStruct((tiles, chunks, 2, ROWS + _SHIFT), _F32)
   rows = chunks * chunk
   y, u, q = (
     jax.ShapeDtypeStruct(shape, dtype)
@@ -87,16 +91,15 @@ def injection(
   # What the later launches read early has to be there when the first begins.
   behind = (*gates, write_DM) if config.overlap else ()
   slices = -(-D // (_SLICE * tiles))
-  y, u, y_square, u_square, h_square = launch(
+  y, u, squares = launch(
     functools.partial(_readout, behind=len(behind), slices=slices),
     'injection_readout', config.readout, R,
-    (y, u, squares, shifted, squares),
+    (y, u, squares),
     [
       tiled((slices, ROWS, _SLICE), dtype),
       plgpu.SMEM((ROWS, config.readout.tile), dtype),
       plgpu.SMEM((ROWS, config.readout.tile), dtype),
-      plgpu.SMEM((ROWS,), _F32),
-      plgpu.SMEM((ROWS,), _F32),
+      plgpu.SMEM((2, ROWS), _F32),
       plgpu.Barrier(num_arrivals=slices + 1),
     ],
   )(h, readout_RD, anchor, *behind)  # fmt: skip
@@ -109,7 +112,7 @@ def injection(
       plgpu.SMEM((ROWS, config.gate.tile), dtype),
       plgpu.Barrier(num_arrivals=3),
     ],
-  )(y, u, *gates, bias_M, y_square, u_square)  # fmt: skip
+  )(y, u, *gates, bias_M, squares)  # fmt: skip
   out = launch(
     _write, 'injection_write', config.write, D,
     jax.ShapeDtypeStruct(h.shape, dtype),
@@ -119,7 +122,7 @@ def injection(
       plgpu.SMEM((ROWS, config.write.tile), dtype),
       plgpu.Barrier(num_arrivals=2),
     ],
-  )(q, write_DM, h, h_square)  # fmt: skip
+  )(q, write_DM, h, squares)  # fmt: skip
   return out[:N].reshape(h_BKD.shape)
 
 
@@ -178,8 +181,8 @@ def _readout(
   h, readout, anchor, *refs, behind, slices, launch, chunk, slots, overlap
 ):
   (
-    y, u, y_square, u_square, h_square,
-    h_s, anchor_s, y_s, y_square_s, h_square_s, loaded,
+    y, u, squares,
+    h_s, anchor_s, y_s, squares_s, loaded,
   ) = refs[behind:]  # fmt: skip
   tile, at, first, row = _place(launch, chunk)
   if overlap:
@@ -214,7 +217,7 @@ def _readout(
   # The anchor's code is no feature, and is taken as it is: squares that sum to
   # R scale it by 1.
   square = jnp.where(is_anchor, 1.0, out * out)
-  y_square_s[...] = square.sum(axis=1)
+  squares_s.at[0][...] = square.sum(axis=1)
   out = jnp.where(is_anchor, code, out)
   y_s[...] = out.astype(y.dtype)
   total = None
@@ -222,11 +225,9 @@ def _readout(
     part = load(h_s.at[i], WGMMA).astype(_F32)
     part = (part * part).sum(axis=1)
     total = part if total is None else total + part
-  h_square_s[...] = total
+  squares_s.at[1][...] = total
   plgpu.commit_smem()
-  plgpu.copy_smem_to_gmem(y_square_s, y_square.at[tile, at])
-  plgpu.copy_smem_to_gmem(y_square_s, u_square.at[tile, at, pl.ds(1, ROWS)])
-  plgpu.copy_smem_to_gmem(h_square_s, h_square.at[tile, at])
+  plgpu.copy_smem_to_gmem(squares_s, squares.at[tile, at, :, pl.ds(1, ROWS)])
   # A chunk begins with an anchor, which has no predecessor: nothing reads what
   # the first of these rows lacks, or the last one adds.
   plgpu.copy_smem_to_gmem(
@@ -237,7 +238,7 @@ def _readout(
 
 
 def _gate(
-  y, u, receiver, predecessor, message, bias, y_square, u_square, q,
+  y, u, receiver, predecessor, message, bias, squares, q,
   y_square_s, u_square_s, bias_s, q_s, loaded,
   *, launch, chunk, slots, overlap,
 ):  # fmt: skip
@@ -248,10 +249,10 @@ def _gate(
   def ready():
     if overlap:
       plgpu.griddepcontrol_wait()
-    plgpu.copy_gmem_to_smem(y_square.at[:, at], y_square_s, loaded)
-    plgpu.copy_gmem_to_smem(
-      u_square.at[:, at, pl.ds(0, ROWS)], u_square_s, loaded
-    )
+    for from_row, into in ((1, y_square_s), (0, u_square_s)):
+      plgpu.copy_gmem_to_smem(
+        squares.at[:, at, 0, pl.ds(from_row, ROWS)], into, loaded
+      )
     plgpu.copy_gmem_to_smem(bias.at[pl.ds(first, launch.tile)], bias_s, loaded)
 
   weights = [
@@ -284,7 +285,7 @@ def _gate(
 
 
 def _write(
-  q, write, h, h_square, out,
+  q, write, h, squares, out,
   square_s, h_s, out_s, loaded,
   *, launch, chunk, slots, overlap,
 ):  # fmt: skip
@@ -296,7 +297,9 @@ def _write(
   def ready():
     if overlap:
       plgpu.griddepcontrol_wait()
-    plgpu.copy_gmem_to_smem(h_square.at[:, at], square_s, loaded)
+    plgpu.copy_gmem_to_smem(
+      squares.at[:, at, 1, pl.ds(1, ROWS)], square_s, loaded
+    )
     plgpu.copy_gmem_to_smem(
       h.at[pl.ds(row, chunk), pl.ds(first, launch.tile)],
       h_s.at[pl.ds(0, chunk)],
