@@ -43,7 +43,7 @@ SHAPE = dict(vocab=V, width=D, heads=16, kv_heads=8, head_dim=8, ffn=128)
 PROMPTS = toy.prompts(5, 40, 100, 7)
 B, K, N = len(PROMPTS), 5, 4
 # Each device sends its largest: with 64 of them all of this small vocabulary.
-sampling._FEW = 4
+sampling._FEW = 2
 MESHES = ('model=8', 'data=2,model=4')
 DECODED = (
   ('model=8', 'plain'),
