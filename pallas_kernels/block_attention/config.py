@@ -19,7 +19,6 @@ class Plan:
   crowded: bool
   splits: int
   long: int = 2048
-  stages: int = 2
 
   @classmethod
   def of(cls, groups: int, capacity: int, processors: int = 132) -> 'Plan':
@@ -27,6 +26,11 @@ class Plan:
     if groups > processors:
       return cls(True, min(8, -(-capacity // cls.long)))
     return cls(False, min(8, processors // groups))
+
+  @property
+  def stages(self) -> int:
+    """Tiles in flight."""
+    return 2 if self.crowded else 3
 
 
 @dataclasses.dataclass(frozen=True)

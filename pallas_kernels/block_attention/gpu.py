@@ -173,7 +173,7 @@ def _body(qkv, keys, values, lengths, cos, sin, *refs, plan, normed, **how):
 
   @pl.when(split >= splits)
   def _():
-    lse_s = refs[4]
+    *_, lse_s, _, _ = refs
     lse_s[...] = _full((TILE,), -jnp.inf, WGMMA.reduce(1))
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(lse_s, outs[1].at[split, *at])

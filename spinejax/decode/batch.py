@@ -42,8 +42,8 @@ class Settings:
       turn takes the first that reaches to the last busy slot.
     rounds: rounds in a turn at most, fewer where an eighth of the requests has
       ended, and one while a prompt is being read or a request has no token yet;
-      None: until as many slots are free as there are readers, which suits data
-      that nobody waits for.
+      None: until as many slots are free as there are readers, and answers are
+      handed out whole, which suits data that nobody waits for.
     prefix_blocks: blocks (pieces of the last size) that the prefix cache
       keeps.
     queue: requests that may wait.

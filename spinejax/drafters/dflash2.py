@@ -231,8 +231,7 @@ def propose(
   with jax.named_scope('select'):
     hidden_BSD = backbone.proposing(cfg, hidden_BAKD)[:, 0]
     logits_BSV = backbone.logits_of(cfg, hidden_BSD, view.head_VD)
-    ids_BSN = top_k(logits_BSV, cfg.candidates)[1]
-    unary_BSN = jnp.take_along_axis(logits_BSV, ids_BSN, axis=-1)
+    unary_BSN, ids_BSN = top_k(logits_BSV, cfg.candidates)
     scores_BSNN = selector_scores(
       cfg,
       params,
