@@ -7,7 +7,7 @@ INSTALL = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check \
 EDITABLE = --config-settings editable_mode=compat -e
 RUN = JAX_PLATFORMS=cpu $(VENV)/bin/python -m
 
-PYTEST_ARGS ?= -q -n 2 tests --ignore=tests/aot
+PYTEST_ARGS ?= -q -n 2 --dist worksteal tests --ignore=tests/aot
 AOT_ARGS ?= -q tests/aot
 
 .PHONY: help demo test test-aot lint format clean

@@ -10,10 +10,8 @@ from spinejax.drafters.checkpoint import model_tensors
 from spinejax.train.objectives import OBJECTIVES, Now
 from spinejax.train.objectives.domino import DominoLoss
 from spinejax.train.objectives.dspark import DSparkLoss
-from tests.drafters.runs import load_run, quick_jit
+from tests.drafters.runs import load_run, static_jit
 from tests.train.test_losses import RTOL, assert_close, assert_gradients, inputs
-
-pytestmark = pytest.mark.usefixtures('quick_compilation')
 
 
 def computed(run, options, now: Now):
@@ -21,7 +19,7 @@ def computed(run, options, now: Now):
   view, batch = inputs(run)
   objective = OBJECTIVES[run.model.drafter.name]
 
-  @quick_jit
+  @static_jit
   def both(_, params, view, batch):
     return jax.value_and_grad(
       lambda params: objective.loss(run.cfg, options, params, view, batch, now),

@@ -8,9 +8,8 @@ import pytest
 from spinejax.drafters.backbone import BackboneConfig
 from spinejax.train import vocab
 from spinejax.train.vocab import Aims, Trained, vocab_loss
-from tests.drafters.runs import quick_jit
+from tests.drafters.runs import static_jit
 
-pytestmark = pytest.mark.usefixtures('quick_compilation')
 V, D, E = 37, 12, 5
 SHAPE = dict(
   vocab=V, width=D, layers=1, heads=2, kv_heads=1, head_dim=6, ffn=8, block=4,
@@ -56,7 +55,7 @@ def test_value_and_gradient(monkeypatch, rows, teacher, low, cap):
   if teacher:
     aims = Aims(aims.label_N, aims.ce_weight_N, normal(rows, D), normal(rows))
 
-  @quick_jit
+  @static_jit
   def chunked(_, head_VD, trained, aims):
     def scaled(trained):
       value, terms = vocab_loss(cfg, 3, head_VD, trained, aims)
