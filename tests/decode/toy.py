@@ -108,8 +108,8 @@ def tokens_of(done: Generation) -> list[list[int]]:
   return [c.tokens.tolist() for c in done.completions]
 
 
-def _block_config(kind, layers=1, **extra):
-  shape = SHAPE | dict(layers=layers, block=2, mask_id=7, taps=(-1, 0))
+def _block_config(kind, **extra):
+  shape = SHAPE | dict(layers=2, block=2, mask_id=7, taps=(-1, 0))
   return kind(**shape, **extra).of_rows(SLOTS + 1)
 
 
@@ -123,7 +123,7 @@ def dflash_model() -> DraftModel:
 @functools.cache
 def dspine_model(family: str = 'qwen3') -> DraftModel:
   """DSpine with random weights."""
-  cfg = _block_config(DSpineConfig, layers=2, rank=12, message=10, candidates=4)
+  cfg = _block_config(DSpineConfig, rank=12, message=10, candidates=4)
   params = random_dspine(cfg, target(family).head_VD, seed=5)
   return DraftModel(dspine(cfg), params)
 
