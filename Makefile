@@ -7,7 +7,7 @@ INSTALL = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check \
 EDITABLE = --config-settings editable_mode=compat -e
 RUN = JAX_PLATFORMS=cpu $(VENV)/bin/python -m
 
-PYTEST_ARGS ?= -q -n 2 tests --ignore=tests/aot
+PYTEST_ARGS ?= -q -n 2 --dist worksteal tests --ignore=tests/aot
 AOT_ARGS ?= -q tests/aot
 
 .PHONY: help demo test test-aot lint format clean
@@ -23,7 +23,8 @@ demo: $(VENV)/.demo  ## install, then decode with a drafter on the CPU
 	$(RUN) experiments.decode --config=configs/decode_smollm2.py:demo
 
 test: $(VENV)/.test  ## run the tests
-	$(RUN) pytest $(PYTEST_ARGS)
+	@# Of all processes of a run only the first compiles what they import.
+	PYTHONDONTWRITEBYTECODE= $(RUN) pytest $(PYTEST_ARGS)
 
 test-aot: $(VENV)/.aot  ## compile the kernels for TPUs and the H100
 	$(RUN) pytest $(AOT_ARGS)

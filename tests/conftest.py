@@ -3,11 +3,27 @@
 import os
 import pathlib
 import re
+import tempfile
 
 import pytest
 
-# Before anything imports jax: what the tests compare is float32 on the CPU.
+# Before anything imports jax, and for the processes that tests start: what
+# they compare is float32 on the CPU, and they spend their time in compiling,
+# not in computing. In one process some programs optimised and others not
+# would differ in their last bits, so it is all of them, but for `optimized`.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', 'true')
+
+
+def pytest_configure(config):
+  """With `-n`, what one process of a run has compiled the others load."""
+  shared = config.getoption('numprocesses', default=None)
+  if shared and 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = folder.name
+    os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+    os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
 
 # Half a minute and more each: begun last, one process would wait for another.
@@ -37,6 +53,17 @@ def refused():
     return pytest.raises(InputError, match=rf'\A{pattern}\Z')
 
   return expect
+
+
+@pytest.fixture(scope='module')
+def optimized():
+  """For modules whose programs no other test runs: compiled as users' are."""
+  import jax
+
+  found = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', False)
+  yield
+  jax.config.update('jax_disable_most_optimizations', found)
 
 
 @pytest.fixture(scope='session')

@@ -36,6 +36,11 @@ def pytest_collection_modifyitems(config, items):
   items[:] = few
 
 
+@pytest.fixture(scope='module', autouse=True)
+def as_users_compile(optimized):
+  """What is counted here are the programs that users get."""
+
+
 @pytest.fixture
 def every(request) -> bool:
   """Whether all of a test's cases are asked for."""

@@ -26,12 +26,7 @@ from spinejax.drafters.codes import Basis
 from spinejax.target import Target, TargetConfig, TargetParams
 from spinejax.verify.sampling import Sampling, Stream, round_keys
 
-# These tests spend their time in compiling, not in computing.
-quick_jit = functools.partial(
-  jax.jit,
-  static_argnums=0,
-  compiler_options={'xla_backend_optimization_level': 0},
-)
+static_jit = functools.partial(jax.jit, static_argnums=0)
 ATOL = 5e-5
 CARD = {'target': 'tiny', 'steps': 12, 'tokens_per_round': {'chat': 2.5}}
 GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'drafters'
@@ -118,12 +113,12 @@ class Trained:
     return path
 
 
-@quick_jit
+@static_jit
 def _extend(drafter, *arguments):
   return drafter.extend(drafter.cfg, *arguments)
 
 
-@quick_jit
+@static_jit
 def _propose(drafter, *arguments):
   return drafter.propose(drafter.cfg, *arguments)
 
@@ -193,8 +188,8 @@ def place_of(cache: DraftCache, start) -> Place:
   )
 
 
-flash_hidden = quick_jit(dflash.hidden_states)
-flash2_hidden = quick_jit(dflash2.hidden_states)
+flash_hidden = static_jit(dflash.hidden_states)
+flash2_hidden = static_jit(dflash2.hidden_states)
 
 
 def sampled(run: Run, want, start: int, temperature: float, batch: int):
@@ -262,19 +257,19 @@ def hidden_of(run: Run, want, cache, start, hidden=flash_hidden) -> jax.Array:
   )
 
 
-@functools.partial(quick_jit, static_argnames='replace_layers')
+@functools.partial(static_jit, static_argnames='replace_layers')
 def spine_draft(cfg, params, embed_VD, anchor_BA, context, place, **gold):
   """`dspine.draft`, compiled; hidden, pre-injection states and features."""
   out = dspine.draft(cfg, params, embed_VD, anchor_BA, context, place, **gold)
   return out.hidden_BAKD, out.pre_BAKD, jnp.stack(out.features_BAKR)
 
 
-@quick_jit
+@static_jit
 def logits_of(cfg, hidden, head_VD):
   return backbone.logits_of(cfg, hidden, head_VD)
 
 
-@quick_jit
+@static_jit
 def both_tables(cfg, params, head_VD, *table):
   """The transition table in its direct and in its factored form."""
   tables = factored.make_tables(cfg, params, head_VD)
@@ -284,7 +279,7 @@ def both_tables(cfg, params, head_VD, *table):
   )
 
 
-@quick_jit
+@static_jit
 def refined_with(cfg, params, pre, tokens):
   """`dspine.refine` with the codes of known predecessors."""
   u = dspine.code(params.codes_VR, tokens, jnp.float32)

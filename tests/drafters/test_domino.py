@@ -18,9 +18,9 @@ from tests.drafters.runs import (
   hidden_of,
   load_run,
   place_of,
-  quick_jit,
   rounds_of,
   sampled,
+  static_jit,
   trained_hidden,
 )
 
@@ -39,7 +39,7 @@ def in_place(run: Run) -> Run:
   return dataclasses.replace(run, model=model)
 
 
-@quick_jit
+@static_jit
 def heads(cfg, params, embed_VD, head_VD, hidden_BASD, before_BAS):
   """Base and corrected logits behind known tokens."""
   base = backbone.logits_of(cfg, hidden_BASD, head_VD)

@@ -15,9 +15,9 @@ from tests.drafters.runs import (
   assert_drawn_from,
   hidden_of,
   load_run,
-  quick_jit,
   rounds_of,
   sampled,
+  static_jit,
   trained_hidden,
 )
 
@@ -30,7 +30,7 @@ def run(request) -> Run:
   return load_run(request.param)
 
 
-@quick_jit
+@static_jit
 def heads(cfg, params, head_VD, hidden_BASD, before_BAS):
   """Base and corrected logits, and confidence, behind known tokens."""
   base = backbone.logits_of(cfg, hidden_BASD, head_VD)

@@ -15,9 +15,6 @@ import jax
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# They spend their time in compiling, not in computing.
-_QUICK = 'jax_disable_most_optimizations'
-
 # Most runs here fail early, and importing takes longer than that: they are
 # forked from a server that has imported these, and nothing of `experiments`.
 _FORKS = multiprocessing.get_context('forkserver')
@@ -44,7 +41,6 @@ def start(module: str, *flags: str) -> Done:
   done = subprocess.run(
     [sys.executable, '-m', f'experiments.{module}', *flags],
     cwd=ROOT,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu', _QUICK.upper(): 'true'},
     capture_output=True,
     text=True,
     timeout=300,
@@ -82,7 +78,6 @@ def _child(module, flags, files, programs, kill_at):
   for standard, file in zip((1, 2), files, strict=True):
     os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), standard)
   os.chdir(ROOT)
-  jax.config.update(_QUICK, True)
   if programs is not None:
     jax.config.update('jax_compilation_cache_dir', str(programs))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)

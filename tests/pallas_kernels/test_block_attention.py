@@ -47,31 +47,39 @@ CASES = (
 
 
 def arrays(case: Case, poison: float = 0.0):
-  keys = iter(jax.random.split(jax.random.key(1), 6))
-  batch, dtype = len(case.lengths), jnp.bfloat16
-  length_B = jnp.array(case.lengths, jnp.int32)
+  rng, batch, dtype = np.random.default_rng(1), len(case.lengths), jnp.bfloat16
+  length_B = np.array(case.lengths, np.int32)
   shape = (batch, case.groups, case.capacity, case.head_dim)
-  live = (jnp.arange(case.capacity) < length_B[:, None])[:, None, :, None]
+  live = (np.arange(case.capacity) < length_B[:, None])[:, None, :, None]
   k, v = (
-    jnp.where(live, jax.random.normal(next(keys), shape), poison).astype(dtype)
+    np.where(live, rng.normal(size=shape), poison).astype(dtype)
     for _ in range(2)
   )
-  qkv = jax.random.normal(
-    next(keys),
-    (batch, case.rows, case.groups, case.heads + 2, case.head_dim),
-    dtype,
-  )
-  angle = jax.random.uniform(
-    next(keys), (batch, case.rows, 1, case.head_dim // 2), maxval=6.0
-  )
+  qkv = rng.normal(
+    size=(batch, case.rows, case.groups, case.heads + 2, case.head_dim)
+  ).astype(dtype)
+  angle = rng.uniform(0.0, 6.0, (batch, case.rows, 1, case.head_dim // 2))
   norms = tuple(
-    jax.random.uniform(next(keys), (case.head_dim,), minval=0.5, maxval=2.0)
-    .astype(dtype)
-    for _ in range(2)
-  )  # fmt: skip
+    rng.uniform(0.5, 2.0, case.head_dim).astype(dtype) for _ in range(2)
+  )
   return (
-    qkv, k, v, length_B, (jnp.cos(angle), jnp.sin(angle)),
+    qkv, k, v, length_B, tuple(np.float32(f(angle)) for f in (np.cos, np.sin)),
     norms if case.normed else None,
+  )  # fmt: skip
+
+
+def compute(attend, *given):
+  """It compiled as one program, not operation by operation; in NumPy."""
+  return jax.tree.map(np.array, jax.jit(attend)(*given))
+
+
+def specified(case: Case):
+  return compute(
+    functools.partial(
+      reference.block_attention, eps=EPS, causal=case.causal,
+      append=case.append,
+    ),
+    *arrays(case),
   )  # fmt: skip
 
 
@@ -79,19 +87,19 @@ def run(case: Case, given, monkeypatch):
   monkeypatch.setattr(Plan, 'of', lambda groups, capacity: case.plan)
   qkv, k, v, length_B, rope, norms = given
   batch = len(case.lengths)
-  return gpu.block_attention(
+  return compute(
+    functools.partial(
+      gpu.block_attention, eps=EPS, causal=case.causal, append=case.append
+    ),
     qkv.reshape(batch, case.rows, -1), k, v, length_B,
     *(x.reshape(batch, case.rows, -1) for x in rope), norms,
-    eps=EPS, causal=case.causal, append=case.append,
   )  # fmt: skip
 
 
 @pytest.mark.parametrize('case', CASES, ids=str)
 def test_kernel(case, interpreted, monkeypatch):
   """Unused rows of the cache are NaN: none is read into the result."""
-  want = reference.block_attention(
-    *arrays(case), eps=EPS, causal=case.causal, append=case.append
-  )
+  want = specified(case)
   got = run(case, arrays(case, poison=np.nan), monkeypatch)
   out, expected = (np.asarray(x[0], np.float32) for x in (got, want))
   error = np.linalg.norm(out - expected) / np.linalg.norm(expected)
@@ -154,9 +162,7 @@ def in_float64(case, qkv, k, v, length_B, rope, norms):
 def test_tpu(case, dtype, interpreted_tpu):
   """As above, and in float32 against float64."""
   given = arrays(case, poison=np.nan)
-  want = reference.block_attention(
-    *arrays(case), eps=EPS, causal=case.causal, append=case.append
-  )
+  want = specified(case)
   if dtype == jnp.float32:
     given, clean = (
       jax.tree.map(
@@ -165,10 +171,11 @@ def test_tpu(case, dtype, interpreted_tpu):
       for arrays_ in (given, arrays(case))
     )
     want = in_float64(case, *clean)
-  got = tpu.block_attention(
-    *given, eps=EPS, causal=case.causal, append=case.append,
+  attend = functools.partial(
+    tpu.block_attention, eps=EPS, causal=case.causal, append=case.append,
     config=TpuConfig(128),
   )  # fmt: skip
+  got = compute(attend, *given)
   out, expected = (np.asarray(x[0], np.float64) for x in (got, want))
   error = np.linalg.norm(out - expected) / np.linalg.norm(expected)
   assert error < (1e-2 if dtype == jnp.bfloat16 else 1e-5)
@@ -185,9 +192,7 @@ def test_tpu(case, dtype, interpreted_tpu):
 def test_rows_past_the_capacity_are_dropped(interpreted, monkeypatch):
   case = Case(8, 2, 64, (124, 3), capacity=128)
   got = run(case, arrays(case), monkeypatch)
-  want = reference.block_attention(
-    *arrays(case), eps=EPS, causal=True, append=True
-  )
+  want = specified(case)
   for new, old in zip(got[1:], want[1:], strict=True):
     np.testing.assert_allclose(
       np.asarray(new, np.float32), np.asarray(old, np.float32), rtol=1e-2
@@ -232,7 +237,7 @@ def test_elsewhere_the_caller_decides():
   case = CASES[0]
   *given, norms = arrays(case)
   # As of a float32 drafter for a bfloat16 target.
-  given.append(tuple(x.astype(jnp.float32) for x in norms))
+  given.append(tuple(np.float32(x) for x in norms))
   size = case.groups * case.heads * case.head_dim
   mine = jnp.full((len(case.lengths), case.rows, size), 7, jnp.bfloat16)
   attend = functools.partial(

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 
 from spinejax.target import forward, init_cache, preset, unembed
 
+pytestmark = pytest.mark.usefixtures('optimized')
 TAPS = (1, 8, 14, 20, 27)
 COLUMNS = 64  # of a layer's output that the fixtures keep
 ANSWER = 39  # position of the answer's first token
@@ -26,7 +27,7 @@ def text(golden):
 
 
 @pytest.fixture(scope='module')
-def computed(smollm2, expected):
+def computed(smollm2, expected, optimized):
   """Logits [T, V] and tapped features [T, taps, D] of the 64 positions."""
   cfg, params = smollm2.cfg, smollm2.params
 

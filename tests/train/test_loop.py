@@ -17,7 +17,6 @@ from spinejax.train.loop import Every, resume
 from tests.compilations import COMPILATIONS
 from tests.train import tiny
 
-pytestmark = pytest.mark.usefixtures('quick_compilation')
 STEPS = 6
 TRAIN = dataclasses.replace(tiny.TRAIN, steps=STEPS)
 ABOUT = {'method': 'dspine', 'training': {'steps': STEPS, 'anchors': 6}}
@@ -234,8 +233,7 @@ def test_another_run_is_not_gone_on_with(change, message, refused, saved):
 
 
 @pytest.fixture(scope='module')
-def saved(tmp_path_factory, quick_compilation):
-  del quick_compilation
+def saved(tmp_path_factory):
   checkpoints = Checkpoints(tmp_path_factory.mktemp('saved'))
   about = ABOUT | {'input': {'next': 0}}
   checkpoints.save(1, tiny.begin().state, about, None)

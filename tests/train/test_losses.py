@@ -15,9 +15,8 @@ from spinejax.train.batch import Batch
 from spinejax.train.objectives import OBJECTIVES, Now
 from spinejax.train.objectives.dflash import DFlashLoss
 from spinejax.train.objectives.dspine import DSpineLoss, loss_of
-from tests.drafters.runs import Run, load_run, quick_jit
+from tests.drafters.runs import Run, load_run, static_jit
 
-pytestmark = pytest.mark.usefixtures('quick_compilation')
 SPINES = ('dspine-b6', 'dspine-separate-codes')
 RTOL = 1e-5
 
@@ -43,7 +42,7 @@ def inputs(run: Run) -> tuple[TargetView, Batch]:
   return TargetView(run.embed_VD, run.head_VD), jax.tree.map(jnp.asarray, batch)
 
 
-@quick_jit
+@static_jit
 def flash_loss(of, params, view, batch):
   """((value, terms), gradients) of a static (config, loss)."""
   return jax.value_and_grad(
@@ -52,7 +51,7 @@ def flash_loss(of, params, view, batch):
   )(params)
 
 
-@quick_jit
+@static_jit
 def flash_value(of, params, view, batch):
   return OBJECTIVES['dflash'].loss(*of, params, view, batch, Now())[0]
 
@@ -74,7 +73,7 @@ def spine_loss(run, beta, batch=None, replace_BA=None):
   return value, terms, grads
 
 
-@quick_jit
+@static_jit
 def _spine_loss(of, params, view, batch, beta, replace_BA):
   cfg, loss, with_gradients = of
 

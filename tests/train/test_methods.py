@@ -22,7 +22,6 @@ from spinejax.train.setup import Start
 from spinejax.train.step import train_step
 from tests.train import tiny
 
-pytestmark = pytest.mark.usefixtures('quick_compilation')
 VARIANTS = {
   # Anchor first, as DSpark is; the others are not.
   'dflash': ('dflash', {'anchor_first': True, 'block': 4}),
@@ -53,9 +52,8 @@ class Trained:
 
 
 @pytest.fixture(scope='module', params=VARIANTS)
-def trained(request, quick_compilation) -> Trained:
+def trained(request) -> Trained:
   """All tests of one method together: they share its programs."""
-  del quick_compilation
   method, fields = VARIANTS[request.param]
   begun = tiny.begin(method, drafter=fields)
   task, frozen, loss = begun.task, begun.frozen, []

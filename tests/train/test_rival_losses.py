@@ -10,25 +10,26 @@ from spinejax.drafters.checkpoint import model_tensors
 from spinejax.train.objectives import OBJECTIVES, Now
 from spinejax.train.objectives.domino import DominoLoss
 from spinejax.train.objectives.dspark import DSparkLoss
-from tests.drafters.runs import load_run, quick_jit
+from tests.drafters.runs import load_run, static_jit
 from tests.train.test_losses import RTOL, assert_close, assert_gradients, inputs
 
-pytestmark = pytest.mark.usefixtures('quick_compilation')
+
+@static_jit
+def _computed(of, params, view, batch, now):
+  name, cfg, options = of
+  return jax.value_and_grad(
+    lambda params: OBJECTIVES[name].loss(
+      cfg, options, params, view, batch, now
+    ),
+    has_aux=True,
+  )(params)
 
 
 def computed(run, options, now: Now):
   """((value, terms), gradients) of the recorded batch."""
-  view, batch = inputs(run)
-  objective = OBJECTIVES[run.model.drafter.name]
-
-  @quick_jit
-  def both(_, params, view, batch):
-    return jax.value_and_grad(
-      lambda params: objective.loss(run.cfg, options, params, view, batch, now),
-      has_aux=True,
-    )(params)
-
-  return both((), jax.tree.map(jnp.asarray, run.params), view, batch)
+  of = (run.model.drafter.name, run.cfg, options)
+  params = jax.tree.map(jnp.asarray, run.params)
+  return jax.device_get(_computed(of, params, *inputs(run), now))
 
 
 def gradients(run, grads) -> dict:

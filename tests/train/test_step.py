@@ -23,10 +23,9 @@ from spinejax.train.step import (
   make_batch,
   train_step,
 )
-from tests.drafters.runs import quick_jit
+from tests.drafters.runs import static_jit
 from tests.train import tiny
 
-pytestmark = pytest.mark.usefixtures('quick_compilation')
 FIRST = Now(ce_share=1.0, alignment=0.0, replacement=0.5)
 RATE = 1e-2
 
@@ -57,7 +56,7 @@ def test_the_first_step_is_that_of_a_causal_dflash():
   anchor_key, _ = jax.random.split(
     jax.random.fold_in(jax.random.key(task.seed), 0)
   )
-  batch = quick_jit(make_batch)(
+  batch = static_jit(make_batch)(
     task, begun.frozen.target, tiny.random_batch(), anchor_key
   )
   _, scalars = take_step(begun, state)
@@ -66,7 +65,7 @@ def test_the_first_step_is_that_of_a_causal_dflash():
   assert flash.causal
   loss = DFlashLoss(task.options.gamma, task.options.cumulative)
   params = tiny.target().params
-  ce, terms = quick_jit(
+  ce, terms = static_jit(
     lambda of, *x: OBJECTIVES['dflash'].loss(*of, *x)
   )((flash, loss), base, TargetView(params.embed_VD, params.head_VD), batch,
     Now())  # fmt: skip
