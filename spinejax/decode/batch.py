@@ -250,6 +250,7 @@ class Batch:
       'prompt_length_B': np.ones(batch, np.int32),
       'cap_B': np.ones(batch, np.int32),
       'seed_B': np.zeros(batch, np.uint32),
+      'stops_B': np.ones(batch, bool),
     }
     for i, request in requests.items():
       size = len(request.prompt)
@@ -257,6 +258,7 @@ class Batch:
       arrays['prompt_length_B'][i] = size
       arrays['cap_B'][i] = size + request.max_new_tokens
       arrays['seed_B'][i] = request.seed
+      arrays['stops_B'][i] = not request.ignore_eos
     return arrays
 
 
