@@ -227,8 +227,8 @@ def test_models_health_and_metrics(client):
     (0, dict(max_tokens=10**400), f'max_tokens = 1{"0" * 59}, expected 1...'),
     (0, dict(ignore_eos=1), 'ignore_eos = 1, expected true or false'),
     (
-      1, dict(messages=[*MESSAGES, {'role': 'user', 'content': '', 'name': 'a'}]),
-      "messages[2].name = 'a' is not supported",
+      1, dict(messages=[dict(MESSAGES[0], name='a')]),
+      "messages[0].name = 'a' is not supported",
     ),
     (0, dict(prompts='a'), "'prompts' is not a field that is known"),
     (0, dict(messages=[]), "'messages' is not a field that is known"),
