@@ -271,7 +271,7 @@ def check(target: Target, draft: DraftModel, settings: Settings) -> None:
   """
   draft.check(target)
   parts = 1 if target.mesh is None else target.mesh.shape[DATA]
-  for field in ('slots', 'readers'):
+  for field in ('slots', 'readers', 'prefix_blocks'):
     size = getattr(settings, field)
     if size % parts:
       raise InputError(
