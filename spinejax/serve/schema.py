@@ -13,7 +13,6 @@ from spinejax.decode.engine import Engine
 from spinejax.decode.request import whole
 from spinejax.decode.ticket import Request, Ticket
 from spinejax.errors import InputError
-from spinejax.target.loading import Target
 
 _MOST_STOPS, _MOST_PROMPTS = 4, 16
 # Fields that are taken with a value that asks for nothing, as null always does.
@@ -104,7 +103,7 @@ def parse(engine: Engine, body: Any, limits: Limits, chat: bool) -> Asked:
       raise InputError(f'{field!r:.60} is not a field that is known')
   given = {field: value for field, value in body.items() if value is not None}
   read = _chat if chat else _prompts
-  prompts = read(engine.target, given)
+  prompts = read(engine, given)
   stream = _flag(given, 'stream')
   options = given.get('stream_options', {})
   if not isinstance(options, Mapping) or set(options) - {'include_usage'}:
@@ -160,20 +159,21 @@ def _stops(given: Mapping) -> tuple[str, ...]:
   return tuple(stops)
 
 
-def _prompts(target: Target, given: Mapping) -> list[list[int]]:
+def _prompts(engine: Engine, given: Mapping) -> list[list[int]]:
   """Token ids of one prompt or several, given as text or as ids."""
   prompt = given.get('prompt')
   several = isinstance(prompt, list) and prompt
   if not several or all(type(token) is int for token in prompt):
     prompt = [prompt]
-  if len(prompt) > _MOST_PROMPTS:
+  most = min(_MOST_PROMPTS, engine.settings.queue)  # or they never fit
+  if len(prompt) > most:
     raise InputError(
-      f'prompt has {len(prompt)} of them, expected at most {_MOST_PROMPTS}'
+      f'prompt has {len(prompt)} of them, expected at most {most}'
     )
   found = []
   for one in prompt:
     if isinstance(one, str):
-      one = target.tokenizer.encode(one)
+      one = engine.target.tokenizer.encode(one)
     elif not isinstance(one, list) or not all(type(t) is int for t in one):
       raise InputError(
         f'prompt = {one!r:.60}, expected a string, token ids or a list of them'
@@ -182,7 +182,7 @@ def _prompts(target: Target, given: Mapping) -> list[list[int]]:
   return found
 
 
-def _chat(target: Target, given: Mapping) -> list[list[int]]:
+def _chat(engine: Engine, given: Mapping) -> list[list[int]]:
   """Token ids of the messages, by the target's own template."""
   messages = given.get('messages')
   if not isinstance(messages, list) or not messages:
@@ -202,7 +202,8 @@ def _chat(target: Target, given: Mapping) -> list[list[int]]:
           f'messages[{i}].{field!s:.60} = {value!r:.60} is not supported'
         )
     turns.append({'role': role, 'content': content})
-  return [target.tokenizer.encode(target.tokenizer.render(turns))]
+  tokenizer = engine.target.tokenizer
+  return [tokenizer.encode(tokenizer.render(turns))]
 
 
 def _joined(parts: Sequence) -> str | None:

@@ -236,7 +236,7 @@ def test_models_health_and_metrics(client):
     (0, dict(stop=['a'] * 5), 'stop = [...], expected at most 4 strings'),
     (0, dict(stream=1), 'stream = 1, expected true or false'),
     (0, dict(stream_options=[]), 'stream_options = [], expected include_...'),
-    (0, dict(prompt=[[1]] * 17), 'prompt has 17 of them, expected at most 16'),
+    (0, dict(prompt=[[1]] * 4), 'prompt has 4 of them, expected at most 3'),
     (1, dict(messages=[]), 'messages = [], expected a list of them'),
     (
       1, dict(messages=[{'role': 'user', 'content': [{'type': 'image'}]}]),
