@@ -28,7 +28,6 @@ def get_config():
   # Whoever can reach it can use it: 0.0.0.0 opens it to the network.
   c.host = '127.0.0.1'
   c.port = 8000
-  c.connections = 512  # at a time; more are told to come back
 
   # See `spinejax.decode.batch.Settings`.
   c.engine = ml_collections.ConfigDict()
@@ -46,4 +45,6 @@ def get_config():
   c.limits.max_tokens = 256
   c.limits.timeout_s = 600.0
   c.limits.body = 2**20
+  c.limits.bodies = 512  # on their way at a time
+  c.limits.body_s = 30.0
   return c

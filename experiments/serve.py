@@ -1,6 +1,7 @@
 """Serves a target with a drafter over HTTP, as OpenAI's API has it."""
 
 import dataclasses
+import socket
 
 from experiments import common
 from spinejax.decode.batch import Settings
@@ -21,9 +22,6 @@ def application(config):
     raise InputError(
       f'{error.name} is not installed; run: pip install -e ".[serve]"'
     ) from None
-  if not 0 < config.port < 2**16:
-    raise InputError(f'port = {config.port}, expected 1..65535')
-  common.positive(config, 'connections')
   dtype, mesh = common.dtype(config.dtype), make_mesh(config.mesh)
   settings, limits = Settings(**config.engine), Limits(**config.limits)
   target = load_target(config.target, dtype, mesh)
@@ -37,15 +35,35 @@ def application(config):
   return make_app(engine, limits)
 
 
+def bind(host: str, port: int) -> socket.socket:
+  """A socket at the address, so that one that is taken is not found out after
+  minutes of compiling. Whoever comes before it listens is turned away."""
+  if not 0 < port < 2**16:
+    raise InputError(f'port = {port}, expected 1..65535')
+  try:
+    family, kind, *_, address = socket.getaddrinfo(
+      host, port, type=socket.SOCK_STREAM
+    )[0]
+    bound = socket.socket(family, kind)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(address)
+  except OSError as error:
+    raise InputError(
+      f'host = {host!r}, port = {port}: {error.strerror}'
+    ) from None
+  return bound
+
+
 def main(config):
+  bound = bind(config.host, config.port)
   app = application(config)
   import uvicorn
 
   print(f'http://{config.host}:{config.port}/v1')
-  uvicorn.run(
-    app, host=config.host, port=config.port, log_level='warning',
-    limit_concurrency=config.connections, timeout_graceful_shutdown=5,
-  )  # fmt: skip
+  settings = uvicorn.Config(
+    app, log_level='warning', timeout_graceful_shutdown=5
+  )
+  uvicorn.Server(settings).run(sockets=[bound])
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ import numpy as np
 from experiments import common
 from experiments import decode as decoding
 from experiments.random_weights import DRAFTERS
-from experiments.workload import Work, prepare, requests_of
+from experiments.workload import Work, prepare, requests_of, resumed
 from spinejax import report
 from spinejax.decode import forced, load
 from spinejax.decode.batch import Settings
@@ -26,14 +26,8 @@ from spinejax.decode.ticket import Request
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
 from spinejax.target.loading import Target
-from spinejax.train.loop import refuse_changes
 from spinejax.verify.sampling import check_sampling
 
-# Of a config, what may differ when a run is taken up again.
-_FREE = (
-  'name', 'results', 'tensorboard', 'concurrencies', 'rates', 'repeats',
-  'prefix', 'acceptance', 'prompts', 'drafters', 'schedule',
-)  # fmt: skip
 # Throughput of DSpine over that of these, arXiv 2609.36173, Qwen3-8B.
 PAPER = {'dflash2': '+11.1 %', 'dflash': '+23.3 %'}
 # Columns of milliseconds.
@@ -211,24 +205,6 @@ def name_of(row: dict) -> str:
 def key_of(row: dict) -> tuple:
   """What tells the rows of a result apart."""
   return tuple(row.get(key) for key in _KEYS)
-
-
-def resumed(config, path: pathlib.Path) -> list[dict]:
-  """Rows that are there already.
-
-  Raises:
-    InputError: they were made with other settings, so could not be compared.
-  """
-  if not path.exists():
-    return []
-  result = report.results.load(path)
-  settings = report.results.portable(config.to_dict())
-  before, now = (
-    {key: value for key, value in x.items() if key not in _FREE}
-    for x in (result['config'], settings)
-  )
-  refuse_changes(before, now, f'{path} was begun')
-  return [row for row in result['metrics'] if 'repeats' not in row]
 
 
 def summary(rows: list[dict]) -> list[dict]:

@@ -1,4 +1,5 @@
-"""What is asked in a throughput run: of real text, or of random weights."""
+"""What is asked in a throughput run, of real text or of random weights; and
+what an earlier one has of it."""
 
 import dataclasses
 import pathlib
@@ -17,6 +18,13 @@ from spinejax.drafters.loading import plain_model
 from spinejax.drafters.shape import drafter_config
 from spinejax.errors import InputError
 from spinejax.target.loading import Target, target_config
+from spinejax.train.loop import refuse_changes
+
+# Of a config, what may differ when a run is taken up again.
+_FREE = (
+  'name', 'results', 'tensorboard', 'concurrencies', 'rates', 'repeats',
+  'prefix', 'acceptance', 'prompts', 'drafters', 'schedule',
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,3 +107,42 @@ def requests_of(config, prompts, count: int, new: int = 0) -> list[Request]:
     )
     for i in range(count)
   ]  # fmt: skip
+
+
+def resumed(config, path: pathlib.Path) -> list[dict]:
+  """Rows that are there already.
+
+  Raises:
+    InputError: they were made with other settings, so could not be compared.
+  """
+  if not path.exists():
+    return []
+  result = report.results.load(path)
+  settings = report.results.portable(config.to_dict())
+  before, now = (
+    {key: value for key, value in x.items() if key not in _FREE}
+    for x in (result['config'], settings)
+  )
+  rows = [row for row in result['metrics'] if 'repeats' not in row]
+  for into, whole in ((before, result['config']), (now, settings)):
+    into |= _measured(whole, rows, len(result['config']['drafters']))
+  refuse_changes(before, now, f'{path} was begun')
+  return rows
+
+
+def _measured(config: dict, rows: list[dict], drafters: int) -> dict:
+  """Of what may be added to, the settings that these rows were made with."""
+  names = {row.get('dataset') for row in rows}
+  specs = config['prompts'].split(',')
+  found = {
+    'acceptance': {
+      name: value for name, value in config['acceptance'].items()
+      if name in names
+    },
+    'prompts': [x for x in specs if pathlib.Path(x).stem in names],
+  }  # fmt: skip
+  if not config['synthetic']:  # what they are called hangs on their order
+    found['drafters'] = list(config['drafters'])[:drafters]
+  if any(row['load'] == 'prefix' for row in rows):
+    found['prefix'] = config['prefix'] | {'repeats': None}
+  return found

@@ -22,7 +22,10 @@ from experiments import decode as binary
 from spinejax import sharding
 from spinejax.decode import acceptance, loop
 from spinejax.decode import round as rounds
+from spinejax.decode.batch import Settings, check
 from spinejax.decode.generate import generate, start
+from spinejax.decode.schedule import PLAIN, Schedule
+from spinejax.decode.scheduler import Scheduler, Scheduling
 from spinejax.drafters.base import DraftModel, History, TargetView
 from spinejax.drafters.dspine import DSpineConfig, dspine
 from spinejax.drafters.factored import make_tables
@@ -119,6 +122,37 @@ def test_tokens_are_those_of_one_device(mesh, name, how):
   decode(mesh, name, how, stream=parts.append, stream_rounds=2)
   assert len(parts) > 1
   assert len(COMPILATIONS) == before
+
+
+@pytest.mark.parametrize(
+  'mesh, how',
+  (
+    ('model=8', dict(schedule=Schedule.fill(2 * B))),
+    ('data=2,model=4', dict(budget=PLAIN)),
+  ),
+)
+def test_rounds_that_verify_less(mesh, how):
+  """Packed ones, and plain ones that feed the drafter."""
+  fixed, (sampling, _) = loop_arguments(mesh, 'dspine', 'greedy')
+  state = fixed[-1]
+  for _ in range(-(-max(map(len, PROMPTS)) // 64)):
+    state = loop.prefill_chunk(*fixed[:-1], state, 64)
+  if 'schedule' in how:
+    how = sharding.shard(how, target(mesh).mesh)
+  state = loop.run_rounds(*fixed[:-1], state, sampling, jnp.int32(50), **how)
+  found = jax.device_get(state)
+  answers = [
+    row[len(prompt) : length].tolist()
+    for row, prompt, length in zip(
+      found.tokens_BT, PROMPTS, found.length_B, strict=True
+    )
+  ]
+  assert answers == [x[0] for x in one_device('dspine', 'greedy')]
+  # They are rounds that verify less: fewer tokens of each than padded ones.
+  rounds_B = [x[1] for x in one_device('dspine', 'greedy')]
+  assert (found.rounds_B >= rounds_B).all()
+  if how.get('budget') != PLAIN:
+    assert 0 < found.judged_BS.sum() < found.rounds_B.sum() * (K - 1)
 
 
 def loop_arguments(mesh: str, name: str, how: str):
@@ -257,6 +291,19 @@ def test_every_device_holds_its_part():
   assert share(layer.mlp_norm_D) == 1
 
 
+def test_what_can_be_scheduled(refused):
+  """Rows of requests on several devices are not packed, whoever chooses."""
+  settings, mesh = Settings(slots=2), 'data=2,model=4'
+
+  def ways(shares):
+    scheduling, draft = Scheduling(shares), drafter('dspine', mesh)
+    return Scheduler(scheduling, target(mesh), draft, settings).ways
+
+  assert list(ways(None)[2]) == [PLAIN, 2 * K]
+  with refused('budget = 5: requests lie on the mesh axis data=2, over ...'):
+    ways((0.5,))
+
+
 def test_tied_tables_stay_one_array():
   params = target().params
   tied = dataclasses.replace(params, head_VD=params.embed_VD)
@@ -281,6 +328,10 @@ def test_what_does_not_divide_is_refused(golden, refused):
     load_target('smollm2-135m', mesh=sharding.make_mesh('model=2'))
   with refused('a batch of 3 cannot be split evenly over the mesh axis data=2'):
     generate(target('data=2,model=4'), plain_model(), PROMPTS[:3])
+  for field in ('slots', 'readers', 'prefix_blocks'):
+    sizes = dict(slots=2, readers=2, prefix_blocks=2) | {field: 3}
+    with refused(f'3 {field} cannot be split evenly over the mesh axis data=2'):
+      check(target('data=2,model=4'), plain_model(), Settings(**sizes))
   how = dict(temperatures=(0.0,), max_new_tokens=4, batch=2)
   with refused(
     '3 prompts in batches of 2: one of 1 cannot be split evenly over the mesh '

@@ -54,9 +54,9 @@ BY_FIRST_AXIS = {
     'before_VR', 'after_VR', 'before_VE', 'up_VE',
   },
   'data': {
-    'tokens_BT', 'length_B', 'prompt_length_B', 'cap_B', 'done_B', 'anchor_B',
-    'pending_count_B', 'seed_B', 'accepted_hist_BK', 'rounds_B', 'judged_BS',
-    'passed_BS', 'temperature_B', 'top_k_B', 'top_p_B',
+    'tokens_BT', 'length_B', 'prompt_length_B', 'cap_B', 'done_B', 'stops_B',
+    'anchor_B', 'pending_count_B', 'seed_B', 'accepted_hist_BK', 'rounds_B',
+    'judged_BS', 'passed_BS', 'temperature_B', 'top_k_B', 'top_p_B',
   },
 }  # fmt: skip
 BY_OTHERS = {

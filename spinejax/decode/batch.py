@@ -250,6 +250,7 @@ class Batch:
       'prompt_length_B': np.ones(batch, np.int32),
       'cap_B': np.ones(batch, np.int32),
       'seed_B': np.zeros(batch, np.uint32),
+      'stops_B': np.ones(batch, bool),
     }
     for i, request in requests.items():
       size = len(request.prompt)
@@ -257,6 +258,7 @@ class Batch:
       arrays['prompt_length_B'][i] = size
       arrays['cap_B'][i] = size + request.max_new_tokens
       arrays['seed_B'][i] = request.seed
+      arrays['stops_B'][i] = not request.ignore_eos
     return arrays
 
 
@@ -269,7 +271,7 @@ def check(target: Target, draft: DraftModel, settings: Settings) -> None:
   """
   draft.check(target)
   parts = 1 if target.mesh is None else target.mesh.shape[DATA]
-  for field in ('slots', 'readers'):
+  for field in ('slots', 'readers', 'prefix_blocks'):
     size = getattr(settings, field)
     if size % parts:
       raise InputError(

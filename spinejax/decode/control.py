@@ -83,16 +83,21 @@ def choose(
   plain = tokens_a_round(survival_S, live, PLAIN) / table.plain
   rates = {PLAIN: plain} | _rates(table, survival_S, live)
   best = max(rates, key=rates.get)
-  if current is None or best == PLAIN:
+  if current not in rates or best == PLAIN:
     return best
   return best if rates[best] > (1 + _MARGIN) * rates[current] else current
 
 
 def _rates(table: BudgetTable, survival_S, live: int) -> dict[int, float]:
-  """Tokens by what they cost, by the budgets that draft, ascending."""
+  """Tokens by what they cost, by the budgets that draft, ascending.
+
+  Those that have rows for the anchors only are left out: they emit what plain
+  rounds do, and nothing could be learnt of the drafter in them.
+  """
   return {
     budget: tokens_a_round(survival_S, live, budget) / cost
     for budget, cost in sorted(table.drafted.items())
+    if budget > live
   }
 
 

@@ -81,6 +81,11 @@ class BudgetTable:
     for cost in (self.plain, *self.drafted.values()):
       if not 0 < cost < float('inf'):  # also NaN
         raise InputError(f'a cost of {cost!r}, expected a positive number')
+    if max(self.drafted) == self.batch:
+      raise InputError(
+        f'drafted has no budget beyond a row for each of {self.batch} '
+        'requests: nothing that is drafted would be verified'
+      )
 
 
 def expected_tokens(survival: Sequence[float], width: int) -> float:
@@ -209,9 +214,13 @@ def _bench(target, batch, capacity, rounds, sampling) -> Bench:
 def budgets_of(
   draft: DraftModel, batch: int, shares: Sequence[float] = _SHARES
 ) -> list[int]:
-  """Budgets worth trying: a quarter to all of what a batch can verify."""
+  """Budgets worth trying: a quarter to all of what a batch can verify.
+
+  Those that have no row for a proposal are left out.
+  """
   most = batch * (draft.drafter.slots + 1)
-  return sorted({max(batch, round(most * share)) for share in shares})
+  budgets = {round(most * share) for share in shares}
+  return sorted(budget for budget in budgets if budget > batch)
 
 
 def probe_budgets(

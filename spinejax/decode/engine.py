@@ -25,7 +25,7 @@ from spinejax.decode import round as rounds
 from spinejax.decode.batch import UNLIMITED, Batch, Settings
 from spinejax.decode.schedule import PLAIN
 from spinejax.decode.scheduler import Scheduler, Scheduling
-from spinejax.decode.ticket import Overloaded, Request, Ticket
+from spinejax.decode.ticket import Closed, Overloaded, Request, Ticket
 from spinejax.drafters.base import DraftModel
 from spinejax.target.loading import Target
 
@@ -113,6 +113,7 @@ class Engine:
     self.counters, self.clock = Counters(), clock
     self._queue: collections.deque[Ticket] = collections.deque()
     self._lock = threading.Condition()
+    self._failed: Exception | None = None
     self._readers: list[_Reading | None] = [None] * settings.readers
     self._slots: list[Ticket | None] = [None] * settings.slots
     self._seen_B = np.zeros(settings.slots, np.int32)
@@ -145,10 +146,13 @@ class Engine:
     Raises:
       InputError: the request cannot be answered.
       Overloaded: the queue is full.
+      Closed: all requests were ended by `fail`, and so would this one be.
     """
     request.check(self.target, self.settings.capacity, self._rows)
     ticket = Ticket(request, on_tokens, self.clock())
     with self._lock:
+      if self._failed is not None:
+        raise Closed(f'the engine has ended: {self._failed}')
       if len(self._queue) >= self.settings.queue:
         self.counters.refused += 1
         raise Overloaded(
@@ -203,8 +207,10 @@ class Engine:
     return bool(self.waiting or self.running)
 
   def fail(self, error: Exception) -> None:
-    """Ends all requests as failed: the device has gone wrong."""
+    """Ends all requests as failed, and takes no more: the device has gone
+    wrong, or nobody will turn the engine."""
     with self._lock:
+      self._failed = error
       tickets = [*self._slots, *(r and r.ticket for r in self._readers)]
       tickets += self._queue
       self._queue.clear()
@@ -346,8 +352,8 @@ class Engine:
       ticket.accepted_hist = news.accepted_hist_BK[slot].copy()
       finish = None
       if done:
-        stopped = len(new) and new[-1] in self._stop_ids
-        finish = 'stop' if stopped else 'length'
+        stops = () if ticket.request.ignore_eos else self._stop_ids
+        finish = 'stop' if len(new) and new[-1] in stops else 'length'
       stops = np.flatnonzero(np.isin(new, ticket.request.stop_ids))
       if len(stops):
         new, finish = new[: stops[0] + 1], 'stop'

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from spinejax.decode.engine import Engine
+from spinejax.decode.request import whole
 from spinejax.decode.ticket import Overloaded, Request, Ticket
+from spinejax.errors import InputError
 
 _QUANTILES = (50, 95, 99)
 
@@ -28,8 +30,9 @@ class Load:
     refused: requests that found the queue full.
     began, ended: the clock between which tokens are counted: in a closed loop
       while all clients are being answered, from the last one's first token
-      until one finds nothing more to ask (or from the first request on, if it
-      never comes to that); in an open one from the start until all is answered.
+      until one finds nothing more to ask (or from the first request on, if no
+      token comes in between); in an open one from the start until all is
+      answered.
   """
 
   tickets: list[Ticket]
@@ -42,7 +45,15 @@ class Load:
 def closed_loop(
   engine: Engine, requests: Sequence[Request], concurrency: int
 ) -> Load:
-  """Clients that ask the next request when one of theirs is answered."""
+  """Clients that ask the next request when one of theirs is answered.
+
+  Raises:
+    InputError, Overloaded or what the engine failed of: not all requests could
+      be asked, so there is nothing to tell of the load.
+  """
+  whole('concurrency', concurrency, 1, 2**31 - 1)
+  if not requests:
+    raise InputError('requests is empty, expected at least one')
   waiting, tickets = collections.deque(requests), []
   ended = []
 
@@ -61,8 +72,12 @@ def closed_loop(
   for _ in range(min(concurrency, len(requests))):
     ask()
   engine.run()
-  full = max(ticket.deliveries[0][0] for ticket in tickets[:concurrency])
-  if full < ended[0]:
+  for ticket in tickets:
+    if ticket.error is not None:  # also of what it asked when it had ended
+      raise ticket.error
+  times = [[at for at, _ in ticket.deliveries] for ticket in tickets]
+  full = max((each[0] for each in times[:concurrency] if each), default=began)
+  if any(full < at <= ended[0] for each in times for at in each):
     began = full
   asked = [ticket.submitted for ticket in tickets]
   return Load(tickets, asked, 0, began, ended[0])
@@ -110,6 +125,9 @@ def measured(load: Load) -> dict[str, Any]:
   `ttft_ms`: from asking to the first tokens. `token_ms`: between tokens; those
   that came together share the time since the last ones. `p50` and so on are
   over requests and over tokens.
+
+  Raises:
+    InputError: nobody was answered.
   """
   firsts, gaps, rates, within = [], [], [], 0
   for ticket, asked in zip(load.tickets, load.asked, strict=True):
@@ -121,6 +139,11 @@ def measured(load: Load) -> dict[str, Any]:
     firsts.append(times[0] - asked)
     gaps.append(np.repeat(np.diff(times) / counts[1:], counts[1:].astype(int)))
     rates.append(counts.sum() / (ticket.finished - asked))
+  if not firsts:
+    raise InputError(
+      f'none of {len(load.tickets)} requests got a token, and {load.refused} '
+      'were refused: there is nothing to measure'
+    )
   row = {
     'requests': len(load.tickets),
     'refused': load.refused,

@@ -17,9 +17,9 @@ def whole(field: str, value, low: int, high: int) -> int:
     InputError: it is not a whole number, or outside.
   """
   if isinstance(value, bool) or not isinstance(value, int | np.integer):
-    raise InputError(f'{field} = {value!r}, expected a whole number')
+    raise InputError(f'{field} = {value!r:.60}, expected a whole number')
   if not low <= value <= high:
-    raise InputError(f'{field} = {value}, expected {low}..{high}')
+    raise InputError(f'{field} = {value!s:.60}, expected {low}..{high}')
   return int(value)
 
 
@@ -82,5 +82,5 @@ def check_ids(target: Target, field: str, ids: Sequence[int]) -> None:
     known = isinstance(t, int | np.integer) and not isinstance(t, bool)
     if not known or not 0 <= t < target.cfg.vocab:
       raise InputError(
-        f'{field} has token id {t!r}, expected 0..{target.cfg.vocab - 1}'
+        f'{field} has token id {t!r:.60}, expected 0..{target.cfg.vocab - 1}'
       )

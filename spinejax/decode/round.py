@@ -286,7 +286,7 @@ def commit(
   room_B = state.cap_B - state.length_B
   count_B = jnp.minimum(verdict.accepted_B + 1, room_B)
   stops_BK = jnp.any(run_BK[..., None] == state.stop_ids_E, axis=-1)
-  stops_BK &= at_BK < count_B[:, None]
+  stops_BK &= (at_BK < count_B[:, None]) & state.stops_B[:, None]
   stopped_B = jnp.any(stops_BK, axis=1)
   count_B = jnp.where(stopped_B, jnp.argmax(stops_BK, axis=1) + 1, count_B)
   count_B = jnp.where(state.done_B, 0, count_B)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from absl import logging
 
 from spinejax.decode import control
 from spinejax.decode.batch import Batch, News, Settings
@@ -21,12 +22,13 @@ from spinejax.decode.schedule import PLAIN, Schedule
 from spinejax.decode.ticket import Request
 from spinejax.drafters.base import DraftModel
 from spinejax.errors import InputError
-from spinejax.sharding import shard
+from spinejax.sharding import DATA, shard
 from spinejax.target.loading import Target
 from spinejax.target.packing import check_budget
 
 # Calls of every program when costs are measured; the least of each counts.
 _CALLS = 3
+_SHARES = 0.25, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +36,9 @@ class Scheduling:
   """What an engine may choose from, beside padded rounds and plain ones.
 
   Attributes:
-    shares: of the rows of padded rounds, those that packed ones verify. None
-      may be given on a mesh that splits requests.
+    shares: of the rows of padded rounds, those that packed ones verify. On a
+      mesh that splits requests there can be none. None: a quarter and a half,
+      where there can be.
     temperature_S: calibration of the drafter's confidences, by which packed
       rounds choose what they verify; see `Schedule`.
     reproducible: a sampled answer depends on its seed alone: while one is
@@ -45,13 +48,13 @@ class Scheduling:
       for; their budgets take the place of `shares`, and nothing is measured.
   """
 
-  shares: tuple[float, ...] = (0.25, 0.5)
+  shares: tuple[float, ...] | None = None
   temperature_S: Sequence[float] | None = None
   reproducible: bool = False
   tables: Sequence[BudgetTable] = ()
 
   def __post_init__(self):
-    for share in self.shares:
+    for share in self.shares or ():
       if not 0 < share < 1:
         raise InputError(f'shares has {share!r}, expected between 0 and 1')
 
@@ -94,9 +97,14 @@ class Scheduler:
     self._scheduling, self._settings = scheduling, settings
     self._vocab = target.cfg.vocab
     self._tables = {table.batch: table for table in scheduling.tables}
+    shares = scheduling.shares
+    if shares is None:
+      split = target.mesh is not None and target.mesh.shape[DATA] > 1
+      shares = () if split else _SHARES
+      logging.info('packed rounds verify %s of the rows', shares or 'no share')
     self.ways: dict[int, dict[int, Mapping]] = {}
     for width in (*settings.widths, settings.slots):
-      budgets = budgets_of(draft, width, scheduling.shares)
+      budgets = budgets_of(draft, width, shares)
       if self._tables:
         if width not in self._tables:
           raise InputError(

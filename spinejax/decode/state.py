@@ -31,6 +31,7 @@ class DecodeState:
     pending_count_B: how many of the K rows are valid.
     seed_B: uint32 seeds.
     stop_ids_E: token ids that end a request.
+    stops_B: whether they end it; else only its cap does.
     accepted_hist_BK: rounds by proposals kept, 0..S, after all cuts; so
       sum_k (k + 1) hist[k] is the number of emitted tokens.
     rounds_B: rounds run for each request.
@@ -51,6 +52,7 @@ class DecodeState:
   pending_count_B: jax.Array
   seed_B: jax.Array
   stop_ids_E: jax.Array
+  stops_B: jax.Array
   accepted_hist_BK: jax.Array
   rounds_B: jax.Array
   judged_BS: jax.Array
@@ -65,6 +67,7 @@ def init_state(
   cap_B: jax.Array,
   seed_B: jax.Array,
   stop_ids_E: jax.Array,
+  stops_B: jax.Array | None = None,
   dtype=jnp.float32,
 ) -> DecodeState:
   """A batch whose prompts are known but not yet read (see `prefill`).
@@ -73,6 +76,7 @@ def init_state(
     tokens_BT: prompts, padded on the right to the capacity T, which must be
       at least the largest cap plus K.
     prompt_length_B: at least 1 each.
+    stops_B: by default stop ids end all requests.
   """
   B, T = tokens_BT.shape
   K = drafter.slots + 1
@@ -91,6 +95,7 @@ def init_state(
     pending_count_B=zeros_B,
     seed_B=seed_B,
     stop_ids_E=stop_ids_E,
+    stops_B=jnp.ones((B,), bool) if stops_B is None else stops_B,
     accepted_hist_BK=jnp.zeros((B, K), jnp.int32),
     rounds_B=zeros_B + 0,
     judged_BS=jnp.zeros((B, K - 1), jnp.int32),

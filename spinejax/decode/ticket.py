@@ -15,6 +15,10 @@ class Overloaded(Exception):
   """The queue is full: a request that is in order, at the wrong time."""
 
 
+class Closed(Exception):
+  """The engine has failed or was ended, and answers nobody any more."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
   """What is asked of the engine.
@@ -25,6 +29,8 @@ class Request:
     temperature, top_k, top_p: see `Sampling`.
     seed: what is drawn depends on it alone.
     stop_ids: ids that end this answer, beside those of the engine.
+    ignore_eos: those of the engine do not end it, for loads whose answers are
+      to be of a given length.
     timeout_s: seconds from submission after which the request ends, with the
       tokens it has; None: never.
   """
@@ -36,6 +42,7 @@ class Request:
   top_p: float = 1.0
   seed: int = 0
   stop_ids: Sequence[int] = ()
+  ignore_eos: bool = False
   timeout_s: float | None = None
 
   def check(self, target: Target, capacity: int, rows: int) -> None:
@@ -65,6 +72,10 @@ class Request:
       )
     whole('seed', self.seed, 0, 2**32 - 1)
     check_sampling(self.temperature, self.top_k, self.top_p)
+    if not isinstance(self.ignore_eos, bool):
+      raise InputError(
+        f'ignore_eos = {self.ignore_eos!r:.60}, expected True or False'
+      )
     late = self.timeout_s
     number = isinstance(late, int | float) and not isinstance(late, bool)
     if late is not None and not (number and late > 0):
@@ -85,6 +96,7 @@ class Ticket:
     finish: None while it is on its way, then 'stop', 'length', 'cancelled',
       'timeout' or 'failed'.
     finished: the clock then.
+    cancelled: what `finish` will be, once `cancel` was called.
     cached: prompt tokens that the prefix cache had.
     rounds, accepted_hist: as those of `Completion`.
     error: why it failed.
@@ -101,16 +113,20 @@ class Ticket:
   rounds: int = 0
   accepted_hist: np.ndarray | None = None
   error: Exception | None = None
-  cancelled: bool = False
+  cancelled: str | None = None
 
-  def cancel(self) -> None:
-    """Ends the request before the engine's next round, from any thread."""
-    self.cancelled = True
+  def cancel(self, finish: str = 'cancelled') -> None:
+    """Ends the request before the engine's next round, from any thread.
+
+    Args:
+      finish: 'stop' where the caller saw the end of the answer.
+    """
+    self.cancelled = self.cancelled or finish
 
   def ending(self, now: float) -> str | None:
     """Why it has to end now, if it has to."""
-    if self.cancelled:
-      return 'cancelled'
+    if self.cancelled is not None:
+      return self.cancelled
     timeout = self.request.timeout_s
     if timeout is not None and now - self.submitted >= timeout:
       return 'timeout'

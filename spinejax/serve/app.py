@@ -14,13 +14,15 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from spinejax.decode.engine import Engine
-from spinejax.decode.ticket import Overloaded, Ticket
+from spinejax.decode.ticket import Closed, Overloaded, Ticket
 from spinejax.errors import InputError
 from spinejax.serve import schema
 from spinejax.serve.metrics import Metrics
@@ -53,11 +55,16 @@ def make_app(engine: Engine, limits: schema.Limits | None = None) -> Starlette:
       Route('/metrics', server.metrics, methods=get),
     ],
     lifespan=server.lifespan,
+    exception_handlers={HTTPException: _no_endpoint, Exception: _own_fault},
   )
 
 
 class _TooLarge(Exception):
   """A body beyond the limit."""
+
+
+class _NoModel(Exception):
+  """A model that is not served."""
 
 
 class _Choice:
@@ -90,7 +97,7 @@ class _Choice:
       if finish is not None:
         text += self._text.end()
       if self._text.stopped:
-        self.ticket.cancel()
+        self.ticket.cancel('stop')
         finish = 'stop'
       if finish in _UNANSWERED:
         raise _Unanswered(finish)
@@ -114,7 +121,7 @@ class _Server:
     self._engine, self._limits = engine, limits
     self._metrics = Metrics(engine)
     self._worker: Worker | None = None
-    self._began = int(time.time())
+    self._began, self._bodies = int(time.time()), 0
 
   @contextlib.asynccontextmanager
   async def lifespan(self, app: Starlette):
@@ -152,20 +159,25 @@ class _Server:
     if self._worker is None or self._worker.error is not None:
       return _refusal(503, 'the engine has failed', 'server_error')
     try:
-      body = json.loads(await self._body(request))
-      asked = schema.parse(self._engine, body, self._limits, chat)
-      model = body.get('model', self._engine.target.name)
-      if model != self._engine.target.name:
-        return _refusal(404, f'model {model!r:.60} does not exist')
+      body = await self._body(request)
+      # Long texts take a while, in which others are answered.
+      asked = await asyncio.to_thread(self._understand, body, chat)
       choices = self._submit(asked)
+    except ClientDisconnect:
+      return Response()  # to nobody
     except _TooLarge:
       return _refusal(413, f'the body exceeds {self._limits.body} bytes')
-    except (ValueError, RecursionError) as error:
-      if not isinstance(error, InputError):
-        return _refusal(400, 'the body is not JSON')
+    except TimeoutError:
+      late = f'the body took more than {self._limits.body_s:g} seconds'
+      return _refusal(408, late, headers={'Connection': 'close'})
+    except _NoModel as error:
+      return _refusal(404, f'model {error.args[0]!r:.60} does not exist')
+    except InputError as error:
       return _refusal(400, str(error))
     except Overloaded as error:
       return _refusal(429, str(error), 'overloaded', {'Retry-After': '1'})
+    except Closed as error:
+      return _refusal(503, str(error), 'server_error')
     envelope = {
       'id': f'{"chatcmpl" if chat else "cmpl"}-{uuid.uuid4().hex}',
       'object': 'chat.completion' if chat else 'text_completion',
@@ -176,13 +188,35 @@ class _Server:
 
   async def _body(self, request: HTTPRequest) -> bytes:
     """The body, of which no more than is allowed is read."""
+    if self._bodies >= self._limits.bodies:
+      raise Overloaded(
+        f'{self._bodies} requests are on their way, which is all that may; '
+        'try again later'
+      )
     parts, size = [], 0
-    async for part in request.stream():
-      size += len(part)
-      if size > self._limits.body:
-        raise _TooLarge
-      parts.append(part)
+    self._bodies += 1
+    try:
+      async with asyncio.timeout(self._limits.body_s):
+        async for part in request.stream():
+          size += len(part)
+          if size > self._limits.body:
+            raise _TooLarge
+          parts.append(part)
+    finally:
+      self._bodies -= 1
     return b''.join(parts)
+
+  def _understand(self, data: bytes, chat: bool) -> schema.Asked:
+    """What a body asks for."""
+    try:
+      body = json.loads(data)
+    except (ValueError, RecursionError):
+      raise InputError('the body is not JSON') from None
+    asked = schema.parse(self._engine, body, self._limits, chat)
+    model = body.get('model')
+    if model is not None and model != self._engine.target.name:
+      raise _NoModel(model)
+    return asked
 
   def _submit(self, asked: schema.Asked) -> list[_Choice]:
     """Queues all requests of a body, or none."""
@@ -192,7 +226,7 @@ class _Server:
         choices.append(
           _Choice(self._engine, request, asked.stops, self._metrics)
         )
-    except (InputError, Overloaded):
+    except (InputError, Overloaded, Closed):
       for one in choices:
         one.ticket.cancel()
       raise
@@ -285,6 +319,16 @@ class _Answer:
       used = schema.usage([one.ticket for one in self._choices])
       yield json.dumps(envelope | {'choices': [], 'usage': used})
     yield '[DONE]'
+
+
+async def _no_endpoint(request: HTTPRequest, error: Exception) -> Response:
+  what = f'{error.detail}: {request.method} {request.url.path}'
+  return _refusal(error.status_code, what, headers=error.headers)
+
+
+async def _own_fault(request: HTTPRequest, error: Exception) -> Response:
+  del request, error  # the log has it
+  return _refusal(500, 'the server has failed', 'server_error')
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -13,20 +13,21 @@ from spinejax.decode.engine import Engine
 from spinejax.decode.request import whole
 from spinejax.decode.ticket import Request, Ticket
 from spinejax.errors import InputError
-from spinejax.target.loading import Target
 
 _MOST_STOPS, _MOST_PROMPTS = 4, 16
-# Fields that are taken with the value that asks for nothing.
+# Fields that are taken with a value that asks for nothing, as null always does.
 _NEUTRAL = {
-  'n': 1, 'best_of': 1, 'echo': False, 'suffix': None, 'logprobs': None,
-  'top_logprobs': None, 'logit_bias': None, 'frequency_penalty': 0,
-  'presence_penalty': 0, 'repetition_penalty': 1, 'min_p': 0, 'tools': None,
-  'tool_choice': None, 'response_format': None, 'ignore_eos': False,
+  'n': (1,), 'best_of': (1,), 'echo': (False,), 'suffix': ('',),
+  'logprobs': (False,), 'top_logprobs': (0,), 'logit_bias': ({},),
+  'frequency_penalty': (0,), 'presence_penalty': (0,),
+  'repetition_penalty': (1,), 'min_p': (0,), 'min_tokens': (0,),
+  'tools': ([],), 'tool_choice': ('none', 'auto'),
+  'parallel_tool_calls': (False, True), 'response_format': ({'type': 'text'},),
 }  # fmt: skip
 _IGNORED = ('user', 'metadata', 'store', 'service_tier')
 _COMMON = (
   'model', 'max_tokens', 'temperature', 'top_p', 'top_k', 'seed', 'stop',
-  'stream', 'stream_options',
+  'stream', 'stream_options', 'ignore_eos',
 )  # fmt: skip
 
 
@@ -38,17 +39,23 @@ class Limits:
     max_tokens: of an answer, where the request names none and there is room.
     timeout_s: seconds that a request may take; None: any.
     body: bytes of a request.
+    bodies: requests whose bodies are on their way.
+    body_s: seconds that a body may take to arrive.
   """
 
   max_tokens: int = 256
   timeout_s: float | None = None
   body: int = 2**20
+  bodies: int = 512
+  body_s: float = 30.0
 
   def __post_init__(self):
-    for field in ('max_tokens', 'body'):
+    for field in ('max_tokens', 'body', 'bodies'):
       whole(f'limits.{field}', getattr(self, field), 1, 2**31 - 1)
-    if self.timeout_s is not None and not self.timeout_s > 0:
-      raise InputError(f'limits.timeout_s = {self.timeout_s}, expected above 0')
+    for field in ('timeout_s', 'body_s'):
+      value = getattr(self, field)
+      if not (value is None and field == 'timeout_s') and not value > 0:
+        raise InputError(f'limits.{field} = {value}, expected above 0')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +88,22 @@ def parse(engine: Engine, body: Any, limits: Limits, chat: bool) -> Asked:
   own = ('messages', 'max_completion_tokens') if chat else ('prompt',)
   for field, value in body.items():
     if field in _NEUTRAL:
-      if value is not None and value != _NEUTRAL[field]:
+      allowed = _NEUTRAL[field]
+      # 0 and False are equal, and `logprobs` tells them apart.
+      same = any(
+        value == one and isinstance(value, bool) == isinstance(one, bool)
+        for one in allowed
+      )
+      if value is not None and not same:
         raise InputError(
           f'{field} = {value!r:.60} is not supported, expected '
-          f'{_NEUTRAL[field]!r}'
+          f'{" or ".join(map(repr, allowed))}'
         )
     elif field not in (*_COMMON, *own, *_IGNORED):
       raise InputError(f'{field!r:.60} is not a field that is known')
   given = {field: value for field, value in body.items() if value is not None}
   read = _chat if chat else _prompts
-  prompts = read(engine.target, given)
+  prompts = read(engine, given)
   stream = _flag(given, 'stream')
   options = given.get('stream_options', {})
   if not isinstance(options, Mapping) or set(options) - {'include_usage'}:
@@ -111,6 +124,7 @@ def parse(engine: Engine, body: Any, limits: Limits, chat: bool) -> Asked:
       _number(given, 'top_k', 0),
       _number(given, 'top_p', 1.0),
       seed + i if type(seed) is int else seed,
+      ignore_eos=_flag(given, 'ignore_eos'),
       timeout_s=limits.timeout_s,
     )
     for i, prompt in enumerate(prompts)
@@ -145,20 +159,21 @@ def _stops(given: Mapping) -> tuple[str, ...]:
   return tuple(stops)
 
 
-def _prompts(target: Target, given: Mapping) -> list[list[int]]:
+def _prompts(engine: Engine, given: Mapping) -> list[list[int]]:
   """Token ids of one prompt or several, given as text or as ids."""
   prompt = given.get('prompt')
   several = isinstance(prompt, list) and prompt
   if not several or all(type(token) is int for token in prompt):
     prompt = [prompt]
-  if len(prompt) > _MOST_PROMPTS:
+  most = min(_MOST_PROMPTS, engine.settings.queue)  # or they never fit
+  if len(prompt) > most:
     raise InputError(
-      f'prompt has {len(prompt)} of them, expected at most {_MOST_PROMPTS}'
+      f'prompt has {len(prompt)} of them, expected at most {most}'
     )
   found = []
   for one in prompt:
     if isinstance(one, str):
-      one = target.tokenizer.encode(one)
+      one = engine.target.tokenizer.encode(one)
     elif not isinstance(one, list) or not all(type(t) is int for t in one):
       raise InputError(
         f'prompt = {one!r:.60}, expected a string, token ids or a list of them'
@@ -167,7 +182,7 @@ def _prompts(target: Target, given: Mapping) -> list[list[int]]:
   return found
 
 
-def _chat(target: Target, given: Mapping) -> list[list[int]]:
+def _chat(engine: Engine, given: Mapping) -> list[list[int]]:
   """Token ids of the messages, by the target's own template."""
   messages = given.get('messages')
   if not isinstance(messages, list) or not messages:
@@ -180,8 +195,15 @@ def _chat(target: Target, given: Mapping) -> list[list[int]]:
       content = _joined(content)
     if not isinstance(role, str) or not isinstance(content, str):
       raise InputError(f'messages[{i}]: expected a role and content, both text')
+    # Clients that send an answer back send what it has not as null or [].
+    for field, value in message.items():
+      if value and field not in ('role', 'content'):
+        raise InputError(
+          f'messages[{i}].{field!s:.60} = {value!r:.60} is not supported'
+        )
     turns.append({'role': role, 'content': content})
-  return [target.tokenizer.encode(target.tokenizer.render(turns))]
+  tokenizer = engine.target.tokenizer
+  return [tokenizer.encode(tokenizer.render(turns))]
 
 
 def _joined(parts: Sequence) -> str | None:

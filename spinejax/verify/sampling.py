@@ -95,7 +95,7 @@ def check_sampling(
   )  # fmt: skip
   top_k_B = _per_request(
     'top_k', top_k, batch, np.int32,
-    lambda x: x == int(x) and 0 <= x < 2**31,
+    lambda x: 0 <= x < 2**31 and x == int(x),
     'a whole number, at least 0 (0 keeps all)',
   )  # fmt: skip
   top_p_B = _per_request(
@@ -109,7 +109,7 @@ def _per_request(field, value, batch, dtype, fits, expected) -> np.ndarray:
   """One value a request, each checked."""
   values = np.asarray(value)
   if values.dtype.kind not in 'iuf':
-    raise InputError(f'{field} = {value!r}, expected a number')
+    raise InputError(f'{field} = {value!r:.60}, expected a number')
   if values.ndim and values.shape != (batch,):
     raise InputError(
       f'{field} has {values.size} values, expected one or {batch}'

@@ -67,6 +67,11 @@ def test_bad_tables(refused):
     'drafted has a budget of 3, expected at least a row for each of 4 requests'
   ):
     BudgetTable(4, 1.0, {3: 1.0})
+  with refused(
+    'drafted has no budget beyond a row for each of 4 requests: nothing that '
+    'is drafted would be verified'
+  ):
+    BudgetTable(4, 1.0, {4: 1.0})
   with refused('a cost of nan, expected a positive number'):
     BudgetTable(1, float('nan'), {1: 1.0})
   for live in (0, 9):
@@ -128,6 +133,19 @@ def test_it_follows_the_acceptance():
   )
   assert budgets[500:1000].count(PLAIN) > 470
   assert budgets[3000:].count(PLAIN) == 0
+
+
+def test_a_budget_without_proposals_teaches_nothing():
+  """The cheapest one, but what drafting is worth could never be seen in it."""
+  table = BudgetTable(8, 20.0, {8: 21.0} | TABLE.drafted)
+  _, budgets = simulate(
+    lambda at: 0.05 if at < 1000 else 0.9, lambda at: 8, 4000, table=table
+  )
+  assert budgets[3000:].count(PLAIN) == 0 and 8 not in budgets
+  # Of fewer requests it has some, and when more have come it is left.
+  assert choose(table, SURVIVAL, 2) == 8
+  assert choose(table, SURVIVAL, 8, current=8) == 32
+  assert choose(table, [0.0] * 3, 8, current=8) == PLAIN
 
 
 def test_a_passage_that_is_hard_to_guess_changes_nothing():

@@ -146,8 +146,8 @@ def test_width_counts_rows_also_where_the_anchor_proposes():
 
 def test_probe_budgets(refused):
   of, draft = toy.target(), ngram_model(4)
-  assert cost.budgets_of(draft, 2) == [2, 5, 8, 10]
-  assert cost.budgets_of(ngram_model(1), 3) == [3, 4, 6]
+  assert cost.budgets_of(draft, 2) == [5, 8, 10]
+  assert cost.budgets_of(ngram_model(1), 3) == [4, 6]
   table = cost.probe_budgets(of, draft, 2, CAPACITY, budgets=[4])
   assert (table.batch, table.unit, list(table.drafted)) == (2, 'ms', [4])
   assert 0 < table.plain and 0 < table.drafted[4]

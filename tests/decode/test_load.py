@@ -16,6 +16,7 @@ from spinejax.drafters.base import (
   no_cache,
   skip_features,
 )
+from spinejax.drafters.loading import plain_model
 from spinejax.drafters.plain import PlainConfig
 from tests.decode import toy
 
@@ -83,6 +84,42 @@ def test_a_closed_loop_that_is_never_full():
   done = load.closed_loop(Clockwork(slots=1), requests, 2)
   assert (done.began, done.ended) == (0, 1)
   assert load.measured(done)['tokens_per_s'] == pytest.approx(1)
+
+
+def test_a_closed_loop_of_one_answer_in_one_piece():
+  """Which leaves no time after the first token, and is not no speed."""
+  done = load.closed_loop(Clockwork(slots=1), [Request([1], 1)], 1)
+  assert load.measured(done)['tokens_per_s'] == pytest.approx(1)
+
+
+def test_a_closed_loop_that_cannot_ask_all(refused):
+  """Or else it would tell of a smaller load as of the one asked for."""
+  engine = Engine(
+    toy.target(), plain_model(), Settings(slots=2, capacity=64, chunks=(8,))
+  )
+  good = Request([1], 2)
+  for bad, message in (
+    (Request([], 2), 'prompt is empty'),
+    (Request([1], 99), 'prompt has 1 tokens; with 99 new ones it needs ...'),
+  ):
+    with refused(message):
+      load.closed_loop(engine, [good, good, bad, good], 2)
+  with pytest.raises(Overloaded):
+    load.closed_loop(Clockwork(1, queue=2), [good] * 9, 4)
+  with refused('concurrency = 0, expected 1..2147483647'):
+    load.closed_loop(engine, [good], 0)
+  with refused('requests is empty, expected at least one'):
+    load.closed_loop(engine, [], 1)
+
+
+def test_nobody_was_answered(refused):
+  late = Ticket(Request([1], 2), None, 0.0, finish='timeout', finished=1.0)
+  done = load.Load([late, late], [0.0, 0.0], 3, 0.0, 1.0)
+  with refused(
+    'none of 2 requests got a token, and 3 were refused: there is nothing to '
+    'measure'
+  ):
+    load.measured(done)
 
 
 def test_open_loop():

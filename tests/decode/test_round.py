@@ -52,6 +52,7 @@ def random_rows(slots, stop_ids, seed=0, B=1500, V=7, T=30):
     pending_count_B=rng.integers(0, slots + 2, B),
     seed_B=np.arange(B, dtype=np.uint32),
     stop_ids_E=np.asarray(stop_ids, np.int32),
+    stops_B=jnp.arange(B) % 5 > 0,
     accepted_hist_BK=rng.integers(0, 9, (B, slots + 1)),
     rounds_B=rng.integers(0, 9, B),
     judged_BS=rng.integers(0, 9, (B, slots)),
@@ -82,7 +83,8 @@ def test_commit_against_a_loop_over_requests(slots, stop_ids):
       int(verdict.next_B[b]),
     ]
     run = run[: old.cap_B[b] - old.length_B[b]]
-    ends = [i + 1 for i, t in enumerate(run) if t in stop_ids]
+    stops = stop_ids if old.stops_B[b] else ()
+    ends = [i + 1 for i, t in enumerate(run) if t in stops]
     run = [] if old.done_B[b] else run[: min([slots + 1, *ends])]
     count, length = len(run), old.length_B[b]
     judged, passed = old.judged_BS[b].copy(), old.passed_BS[b].copy()
@@ -112,7 +114,7 @@ def test_commit_against_a_loop_over_requests(slots, stop_ids):
       old.done_B[b] or bool(ends) or length + count == old.cap_B[b]
     )
   np.testing.assert_array_equal(new.pending_BKP, out.features_BQP)
-  for field in ('prompt_length_B', 'cap_B', 'seed_B', 'stop_ids_E'):
+  for field in ('prompt_length_B', 'cap_B', 'seed_B', 'stop_ids_E', 'stops_B'):
     np.testing.assert_array_equal(getattr(new, field), getattr(old, field))
   np.testing.assert_array_equal(
     new.draft_cache.length_B, old.draft_cache.length_B

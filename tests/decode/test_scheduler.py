@@ -205,7 +205,7 @@ def test_the_ways_of_a_width():
   scheduling = Scheduling((0.25, 0.5), temperature_S=[2.0] * 4)
   ways = make(ngram_model(4), scheduling=scheduling).scheduler.ways
   assert {n: list(each) for n, each in ways.items()} == {
-    2: [PLAIN, 2, 5, 10],
+    2: [PLAIN, 5, 10],  # a quarter is a row each: none for proposals
     4: [PLAIN, 5, 10, 20],
   }
   assert ways[4][20] == {} and ways[4][PLAIN] == {'budget': PLAIN}

@@ -1,6 +1,7 @@
 """The server as its binary makes it, and what it refuses before it loads."""
 
 import pathlib
+import socket
 
 import pytest
 from starlette.testclient import TestClient
@@ -38,11 +39,11 @@ def test_serve():
 @pytest.mark.parametrize(
   'change, message',
   (
-    ({'port': 0}, 'port = 0, expected 1..65535'),
     ({'dtype': 'int8'}, "dtype = 'int8', expected float32 or bfloat16"),
     ({'engine.slots': 0}, 'slots = 0, expected 1..2147483647'),
     ({'limits.body': 0}, 'limits.body = 0, expected 1..2147483647'),
     ({'limits.timeout_s': 0.0}, 'limits.timeout_s = 0.0, expected above 0'),
+    ({'limits.body_s': 0.0}, 'limits.body_s = 0.0, expected above 0'),
     ({}, 'no/such/target.gguf: no such file'),
     ({'target': str(TINY), 'drafter': 'x'}, "drafter 'x' is neither ..."),
   ),
@@ -50,3 +51,20 @@ def test_serve():
 def test_bad_input(change, message, refused):
   with refused(message):
     serve.application(config_of(**change))
+
+
+def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(
+  refused,
+):
+  config = config_of()
+  with socket.create_server((config.host, 0)) as other:
+    config.port = other.getsockname()[1]
+    with refused(
+      f"host = '127.0.0.1', port = {config.port}: Address already in use"
+    ):
+      serve.main(config)
+  for port in (0, 2**16):
+    with refused(f'port = {port}, expected 1..65535'):
+      serve.bind(config.host, port)
+  with refused("host = 'no host', port = 80: ..."):
+    serve.bind('no host', 80)

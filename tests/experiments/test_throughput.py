@@ -108,6 +108,48 @@ def test_other_settings_are_refused(tmp_path, refused):
     throughput.resumed(config, path)
 
 
+def test_rows_are_kept_of_the_same_things_only(tmp_path, refused):
+  """Distributions may be added, but one that was measured stays."""
+  config = configs.get_config('qwen3_8b')
+  rows = [
+    {'load': 'closed', 'drafter': 'plain', 'dataset': 'paper'},
+    {'load': 'prefix', 'drafter': 'plain'},
+  ]
+  result = results.build(
+    'throughput', 'synthetic', rows, config=config.to_dict(),
+    started=results.now(),
+  )  # fmt: skip
+  path = results.write(result, 'x', root=tmp_path)
+  config.acceptance.measured = 'another.json'  # of which there are no rows
+  config.acceptance.mine = 3.0
+  config.prefix.repeats = 9
+  assert throughput.resumed(config, path) == rows
+  config.prefix.tokens = 9
+  with refused(f'prefix.tokens = 9, but {path} was begun with 4096; ...'):
+    throughput.resumed(config, path)
+  config.prefix.tokens = 4096
+  config.acceptance.paper.dspine = 2.0
+  with refused(f'acceptance.paper.dspine = 2.0, but {path} was begun with ...'):
+    throughput.resumed(config, path)
+  config = configs.get_config('cpu')
+  rows = [{'load': 'closed', 'drafter': 'dspine', 'dataset': 'mine'}]
+  config.prompts = 'here/mine.jsonl'
+  result = results.build(
+    'throughput', 'measured', rows, config=config.to_dict(),
+    started=results.now(),
+  )  # fmt: skip
+  path = results.write(result, 'y', root=tmp_path)
+  config.prompts = 'humaneval,here/mine.jsonl'
+  config.drafters = (*config.drafters, 'ngram')
+  assert throughput.resumed(config, path) == rows
+  config.prompts = 'there/mine.jsonl'
+  with refused("prompts = ['there/mine.jsonl'], but ..."):
+    throughput.resumed(config, path)
+  config.prompts, config.drafters = 'here/mine.jsonl', ('my_dspine',)
+  with refused("drafters = ['my_dspine'], but ..."):
+    throughput.resumed(config, path)
+
+
 @pytest.mark.parametrize(
   'variant, change, message',
   (

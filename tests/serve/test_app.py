@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from spinejax.decode.batch import Settings
 from spinejax.decode.engine import Engine
-from spinejax.decode.ticket import Request
+from spinejax.decode.ticket import Closed, Request
 from spinejax.drafters.loading import plain_model
 from spinejax.serve.app import make_app
 from spinejax.serve.schema import Limits
@@ -24,6 +24,12 @@ MESSAGES = [
 ]
 CHAT = dict(messages=MESSAGES, max_tokens=9, temperature=0)
 ANSWERS = '/v1/completions', '/v1/chat/completions'
+
+
+SCOPE = {
+  'type': 'http', 'method': 'POST', 'path': ANSWERS[1], 'headers': [],
+  'query_string': b'',
+}  # fmt: skip
 
 
 class Words(toy.Ids):
@@ -39,10 +45,10 @@ class Words(toy.Ids):
     return ' '.join(message['content'] for message in messages)
 
 
-def make_engine(settings=SETTINGS):
+def make_engine(settings=SETTINGS, **more):
   target = toy.target()
   target = dataclasses.replace(target, tokenizer=Words())
-  return Engine(target, plain_model(), settings)
+  return Engine(target, plain_model(), settings, **more)
 
 
 @pytest.fixture(scope='module')
@@ -140,13 +146,43 @@ def test_without_a_cap_there_is_one(client):
     assert found['usage']['completion_tokens'] == told
 
 
-def test_stop_strings(client, answer):
+def test_stop_strings(client, engine, answer):
   text = answer
   stop = text[len(text) // 2 : len(text) // 2 + 3]
   body = CHAT | dict(max_tokens=200, stop=[stop, 'never'])
+  before = engine.counters.finished.copy()
   (choice,) = client.post('/v1/chat/completions', json=body).json()['choices']
   assert choice['message']['content'] == text[: text.index(stop)]
   assert choice['finish_reason'] == 'stop'
+  while engine.running:
+    time.sleep(0.001)
+  assert engine.counters.finished - before == {'stop': 1}
+
+
+def test_an_answer_of_a_given_length(answer):
+  """Whatever would end it: what load generators ask for."""
+  ends = [int(word) for word in answer.split()]
+  engine = make_engine(stop_ids=ends[2:4])
+  with TestClient(make_app(engine)) as client:
+    for more, finish in ((dict(ignore_eos=True), 'length'), ({}, 'stop')):
+      found = client.post('/v1/chat/completions', json=CHAT | more).json()
+      (choice,) = found['choices']
+      assert choice['finish_reason'] == finish
+      same = choice['message']['content'] == answer
+      assert same == (finish == 'length')
+
+
+def test_what_asks_for_nothing_is_taken(client, answer):
+  """What clients send of themselves, and an answer that they send back."""
+  more = dict(
+    model=None, n=1, logprobs=False, logit_bias={}, tools=[], stop=None,
+    frequency_penalty=0.0, response_format={'type': 'text'}, min_tokens=0,
+    tool_choice='auto', parallel_tool_calls=True, user='a',
+  )  # fmt: skip
+  messages = [dict(MESSAGES[0], refusal=None, tool_calls=[]), MESSAGES[1]]
+  body = CHAT | more | dict(messages=messages)
+  found = client.post('/v1/chat/completions', json=body).json()
+  assert found['choices'][0]['message']['content'] == answer
 
 
 def test_models_health_and_metrics(client):
@@ -178,14 +214,29 @@ def test_models_health_and_metrics(client):
     (0, dict(top_p=2), 'top_p = 2, expected above 0 and at most 1'),
     (0, dict(seed='1'), "seed = '1', expected a whole number"),
     (0, dict(n=2), 'n = 2 is not supported, expected 1'),
-    (0, dict(logprobs=3), 'logprobs = 3 is not supported, expected None'),
+    (0, dict(n=True), 'n = True is not supported, expected 1'),
+    (0, dict(logprobs=3), 'logprobs = 3 is not supported, expected False'),
+    (0, dict(logprobs=0), 'logprobs = 0 is not supported, expected False'),
+    (
+      1, dict(response_format={'type': 'json_object'}),
+      "response_format = {'type': 'json_object'} is not supported, ...",
+    ),
+    (0, dict(top_k=float('inf')), 'top_k = inf, expected a whole number, ...'),
+    (0, dict(top_k=float('nan')), 'top_k = nan, expected a whole number, ...'),
+    (0, dict(temperature=float('nan')), 'temperature = nan, expected 0 ...'),
+    (0, dict(max_tokens=10**400), f'max_tokens = 1{"0" * 59}, expected 1...'),
+    (0, dict(ignore_eos=1), 'ignore_eos = 1, expected true or false'),
+    (
+      1, dict(messages=[dict(MESSAGES[0], name='a')]),
+      "messages[0].name = 'a' is not supported",
+    ),
     (0, dict(prompts='a'), "'prompts' is not a field that is known"),
     (0, dict(messages=[]), "'messages' is not a field that is known"),
     (0, dict(stop=''), "stop = [''], expected at most 4 strings"),
     (0, dict(stop=['a'] * 5), 'stop = [...], expected at most 4 strings'),
     (0, dict(stream=1), 'stream = 1, expected true or false'),
     (0, dict(stream_options=[]), 'stream_options = [], expected include_...'),
-    (0, dict(prompt=[[1]] * 17), 'prompt has 17 of them, expected at most 16'),
+    (0, dict(prompt=[[1]] * 4), 'prompt has 4 of them, expected at most 3'),
     (1, dict(messages=[]), 'messages = [], expected a list of them'),
     (
       1, dict(messages=[{'role': 'user', 'content': [{'type': 'image'}]}]),
@@ -195,8 +246,8 @@ def test_models_health_and_metrics(client):
   ),
 )  # fmt: skip
 def test_bad_requests(client, path, change, message):
-  body = (dict(prompt=[1]), CHAT)[path] | change
-  response = client.post(ANSWERS[path], json=body)
+  body = json.dumps((dict(prompt=[1]), CHAT)[path] | change)
+  response = client.post(ANSWERS[path], content=body)
   assert response.status_code == 400
   error = response.json()['error']
   assert error['type'] == 'invalid_request_error'
@@ -217,6 +268,30 @@ def test_bad_bodies(client):
   assert post(large) == (413, 'the body exceeds 2000 bytes')
   other = json.dumps({'prompt': [1], 'model': 'gpt'}).encode()
   assert post(other) == (404, "model 'gpt' does not exist")
+
+
+def test_what_is_not_there(client):
+  for method, path, status, message in (
+    ('POST', '/v1/embeddings', 404, 'Not Found: POST /v1/embeddings'),
+    ('GET', ANSWERS[0], 405, f'Method Not Allowed: GET {ANSWERS[0]}'),
+  ):
+    response = client.request(method, path)
+    assert response.status_code == status
+    assert response.json()['error']['message'] == message
+
+
+def test_what_breaks_here_is_our_fault(monkeypatch):
+  """Not called bad input, whatever kind of error it is."""
+
+  def broken(*_):
+    raise ValueError('broken')
+
+  app = make_app(make_engine())
+  monkeypatch.setattr(Words, 'render', broken)
+  with TestClient(app, raise_server_exceptions=False) as client:
+    response = client.post('/v1/chat/completions', json=CHAT)
+  assert response.status_code == 500
+  assert response.json()['error']['message'] == 'the server has failed'
 
 
 def test_a_full_queue_and_a_failed_engine_are_told():
@@ -240,6 +315,45 @@ def test_a_full_queue_and_a_failed_engine_are_told():
       time.sleep(0.01)
     assert [ticket.finish for ticket in waiting] == ['failed'] * 3
     assert client.post('/v1/chat/completions', json=CHAT).status_code == 503
+    # Of those that are past this look at it, none waits forever.
+    with pytest.raises(Closed, match='^the engine has ended: device lost$'):
+      engine.submit(Request([1], 2))
+
+
+def test_bodies_that_do_not_arrive():
+  """They do not take up a place for long, and break nothing."""
+  app = make_app(make_engine(), Limits(bodies=2, body_s=0.05))
+
+  async def talk(*messages):
+    """The status and error of a request of which no more than this comes."""
+    coming, sent = list(messages), []
+
+    async def receive():
+      return coming.pop(0) if coming else await asyncio.Event().wait()
+
+    async def send(message):
+      sent.append(message)
+
+    await app(SCOPE, receive, send)
+    body = json.loads(sent[1]['body'] or '{}')
+    return sent[0]['status'], body and body['error']['message']
+
+  part = {'type': 'http.request', 'body': b'{', 'more_body': True}
+  end, gone = part | {'more_body': False}, {'type': 'http.disconnect'}
+
+  async def all_of_them():
+    async with app.router.lifespan_context(app):
+      slow = [asyncio.ensure_future(talk(part)) for _ in range(2)]
+      await asyncio.sleep(0)  # in which they are begun
+      full, late = await talk(end), await asyncio.gather(*slow)
+      return full, late, await talk(part, gone), await talk(part, end)
+
+  full, late, left, right = asyncio.run(all_of_them())
+  assert full == (
+    429, '2 requests are on their way, which is all that may; try again later'
+  )  # fmt: skip
+  assert late == [(408, 'the body took more than 0.05 seconds')] * 2
+  assert left == (200, {}) and right == (400, 'the body is not JSON')
 
 
 def test_a_timeout_is_told(engine):
@@ -269,12 +383,8 @@ def test_a_client_that_goes_cancels_its_request(stream):
     sent.append(message)
 
   async def talk():
-    scope = {
-      'type': 'http', 'method': 'POST', 'path': ANSWERS[1], 'headers': [],
-      'query_string': b'',
-    }  # fmt: skip
     async with app.router.lifespan_context(app):
-      asked = asyncio.ensure_future(app(scope, receive, send))
+      asked = asyncio.ensure_future(app(SCOPE, receive, send))
       while not engine.counters.emitted_tokens:
         await asyncio.sleep(0.001)
       lost.set()
