@@ -248,7 +248,9 @@ def show(rows: list[dict], cells: list[dict], refused: list[dict]) -> None:
 def main(config):
   began, started = time.monotonic(), report.results.now()
   groups, refused = planning.plan(config)
-  acceptances = planning.acceptances(config)
+  acceptances = planning.acceptances(
+    config.texts, config.tokens, max(rows for _, rows, _ in config.drafters)
+  )
   root = common.results(config, 'speculation_energy')
   rows = resumed(config, root / f'{config.name}.json', _FREE)
   rows = [row for row in rows if row['kind'] in _KINDS]

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import pathlib
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -110,6 +111,18 @@ def check(config) -> None:
       )
 
 
+def shape_of(source: str, **draft) -> Shape:
+  """The shape of a preset, or of a folder with config.json.
+
+  Args:
+    draft: fields of its dspine.
+  """
+  cfg = target_config(source)
+  settings = dict(mask_id=0, causal=True) | draft
+  shape = drafter_config(DSpineConfig, cfg, **settings)
+  return Shape(pathlib.Path(source).name, cfg, shape)
+
+
 def plan(config) -> tuple[list[Group], list[dict]]:
   """All groups, and rows of the places that do not fit.
 
@@ -121,12 +134,9 @@ def plan(config) -> tuple[list[Group], list[dict]]:
   rows = max(rows for _, rows, _ in config.drafters)
   groups, refused = [], []
   for source, rank, message in config.targets:
-    cfg = target_config(source)
-    draft = drafter_config(
-      DSpineConfig, cfg, mask_id=0, causal=True, block=rows, rank=rank,
-      message=message, **config.drafter,
-    )  # fmt: skip
-    shape = Shape(pathlib.Path(source).name, cfg, draft)
+    shape = shape_of(
+      source, block=rows, rank=rank, message=message, **config.drafter
+    )
     own = []
     for batch in config.batches:
       fitting = []
@@ -229,33 +239,39 @@ def missing(config, group: Group, rows: list[dict]) -> list[Piece]:
   return left
 
 
-def acceptances(config) -> list[Acceptance]:
+def acceptances(
+  texts: Sequence[str], tokens: Sequence[float], rows: int
+) -> list[Acceptance]:
   """Acceptance that was measured on text, and then what is given.
+
+  Args:
+    texts: result files of `experiments.acceptance`.
+    tokens: of a round of `rows`, each slot as good as the others; shorter
+      blocks get what these slots give.
 
   Raises:
     InputError: a file without acceptance, or tokens that no block gives.
   """
   found = []
-  for path in config.texts:
-    rows = [
+  for path in texts:
+    measured = [
       row
       for row in report.results.load(path)['metrics']
       if row.get('acceptance_by_position')
     ]
-    if not rows:
+    if not measured:
       raise InputError(f'{path}: no acceptance_by_position in any row')
     found += [
       Acceptance(
         row['dataset'], False, row['target'],
         {row['drafter']: row['acceptance_by_position']},
       )
-      for row in rows
+      for row in measured
     ]  # fmt: skip
-  widest = max(rows for _, rows, _ in config.drafters)
-  for tokens in config.tokens:
-    survival = survival_of_mean(tokens, widest - 1)
+  for mean in tokens:
+    survival = survival_of_mean(mean, rows - 1)
     found.append(
-      Acceptance(f'{tokens:g} of {widest} rows', True, '', {'': survival})
+      Acceptance(f'{mean:g} of {rows} rows', True, '', {'': survival})
     )
   return found
 
