@@ -8,13 +8,13 @@ was measured on text (`texts`), and by acceptance that is given (`tokens`,
 *synthetic*). Rounds of `whole` run with acceptance forced, their contexts
 growing, and their tokens must agree with composed ones within 5 %. Batches and
 contexts whose caches do not fit are left out beforehand, and recorded.
-Hardware: one GPU. Expected on an H200: 34 places (two shapes; 5 batches x 4
-contexts, less what does not fit), at which 126 rounds are measured, 31 of them
-twice, and 6 whole: 163 windows of 3 s, 38 programs compiled at once for each
-batch in 10 to 30 s, caches and idle 1 minute: 13 minutes, in calls of at most
-10:
+Hardware: one GPU. Expected on an H200: 36 places (two shapes; 5 batches x 4
+contexts, less what does not fit), at which 135 rounds are measured, 27 of them
+twice, and 6 whole: 168 windows of 3.3 s are 9 minutes; 38 programs, compiled
+batch by batch, 3 to 4 minutes; weights, caches, idle and baseline 1 minute. 14
+minutes, in calls of at most 10:
   1. as it is                          (9 minutes)
-  2. the same again                    (4 minutes)
+  2. the same again                    (6 minutes)
 Each call goes on where the last one stopped, after any window.
 Numbers: <results>/speculation_energy/<name>.json, for
 `experiments.operating_map`. `:cpu` shows the way in a minute on any machine; it
@@ -52,11 +52,11 @@ def get_config(variant: str = 'gpu'):
   c.batches = (1, 2, 4) if cpu else (1, 8, 32, 128, 256)
   c.contexts = (32, 96, 200) if cpu else (128, 1024, 4096, 16384)  # means
   c.rounds = 4 if cpu else 32  # in a call at most
-  c.call_seconds = 0.2  # of a call, about: long rounds are fewer
-  c.seconds = 2.2  # of a window, at least
-  c.settle = 0.6  # before it: clocks, power and its readings settle
+  c.call_seconds = 0.4  # of a call at most, about: long rounds are fewer
+  c.seconds = 2.0  # of a window, at least
+  c.settle = 0.5  # before it: clocks, power and its readings settle
   c.idle_seconds = 2.0
-  c.again = 0.25  # share of the rounds that are measured twice
+  c.again = 0.2  # share of the rounds that are measured twice
 
   # Tokens that a request gets from a round of the widest block, each slot as
   # good as the others; shorter blocks get what these slots give.

@@ -1,44 +1,26 @@
 """Where speculation pays: regions of load and context, and the evidence."""
 
-import dataclasses
-
 import numpy as np
 
 from experiments import common
+from experiments import operating_evidence as evidence
 from experiments import speculation_plan as planning
+from experiments.operating_evidence import Measured
 from experiments.random_weights import DRAFTERS, drafter_shapes
 from experiments.speculation_plan import Shape
 from spinejax import report
 from spinejax.drafters.base import DraftModel
 from spinejax.energy import operating
-from spinejax.energy import speculation as law_of_rounds
 from spinejax.energy.hardware import CHIPS, TPUS, Chip, chip, of_device
 from spinejax.energy.modelled import round_seconds
-from spinejax.energy.operating import REGIONS, VALUES, Acceptance
-from spinejax.energy.speculation import PLAIN, Rounds, Speculation
+from spinejax.energy.operating import VALUES, Acceptance
+from spinejax.energy.speculation import PLAIN, Rounds, saving
 from spinejax.errors import InputError
 from spinejax.report.maps import Panel, Point, operating_map
 from spinejax.target.memory import memory_table
 
 _TITLES = {'dspine': 'DSpine', 'dflash2': 'DFlash2', 'dflash': 'DFlash'}
 _PLACES = 5  # of the modelled break-evens, each way
-_LEFT_OUT = ('place', 'batch', 'context')
-_UNITS = {'joules': 'joules', 'time_ms': 'milliseconds'}
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-  """What was measured of a target, and the laws fitted to it.
-
-  Attributes:
-    label: what the numbers are worth.
-  """
-
-  device: str
-  device_kind: str
-  label: str
-  rounds: list[dict]
-  laws: dict[str, Speculation]
 
 
 def check(config) -> None:
@@ -104,9 +86,7 @@ def panel_of_laws(
   rounds = Rounds.of(name, batch_YX.ravel(), context_YX.ravel(), rows)
   tokens = one.tokens(shape.name, name, rows)
   energy_YX, time_YX = (
-    law_of_rounds.saving(found.laws[value], rounds, tokens).reshape(
-      batch_YX.shape
-    )
+    saving(found.laws[value], rounds, tokens).reshape(batch_YX.shape)
     for value in VALUES
   )
   fits_YX = None
@@ -165,122 +145,6 @@ def modelled(config, machine: Chip, shape: Shape, draft) -> list[dict]:
   return rows
 
 
-def scored(found: Measured, acceptances: list[Acceptance]) -> list[dict]:
-  """How well the laws predict rounds that they were not fitted to."""
-  rows = []
-  for value in VALUES:
-    predicted = found.laws[value].predict(Rounds.from_rows(found.rounds))
-    splits = {'in_sample': predicted}
-    for by in _LEFT_OUT:
-      try:
-        splits[f'leave_one_{by}_out'] = operating.held_out(
-          found.rounds, value, by
-        )
-      except InputError as error:
-        print(f'{_UNITS[value]}, {error}')
-    rows += [
-      dict(law='speculation', value=value, split=split)
-      | operating.scores(found.rounds, guess, value, acceptances)
-      for split, guess in splits.items()
-    ]
-  return rows
-
-
-def coefficients(found: Measured) -> list[dict]:
-  """Terms of the laws; of a round, in joules and in milliseconds."""
-  return [
-    dict(law='speculation', value=value, term=name, coefficient=float(number),
-         hidden_rows=law.hidden)
-    for value, law in found.laws.items()
-    for name, number in zip(law.names, law.coef_, strict=True)
-  ]  # fmt: skip
-
-
-def break_evens(config, found: Measured) -> list[dict]:
-  """Tokens a round from which on the drafter pays, as measured, by place."""
-  steps = {
-    (row['batch'], row['context']): row
-    for row in found.rounds
-    if row['drafter'] == PLAIN and row['rows'] == 1
-  }
-  rows = []
-  for row in found.rounds:
-    step = steps.get((row['batch'], row['context']))
-    own = row['drafter'], row['rows']
-    if step and own == (config.drafter.name, config.drafter.block):
-      rows.append(
-        dict(drafter=own[0], rows=own[1], batch=row['batch'],
-             context=row['context'])
-        | {f'break_even_{v}': row[v] / step[v] for v in VALUES}
-      )  # fmt: skip
-  return sorted(rows, key=lambda row: (row['batch'], row['context']))
-
-
-def show(rows: list[dict], cells: list[dict]) -> None:
-  """Errors of the laws, break-evens by place, and what they say of claims."""
-  report.table.print_columns([
-    {'law of': _UNITS[row['value']], 'split': row['split'],
-     'MAPE %': f'{row["mape"]:.1f}', 'worst': f'{row["worst"]:.1f}',
-     'rounds': str(row['cells']),
-     'sign right': '-' if row['sign_right'] is None
-     else f'{row["sign_right"]:.1%} of {row["sign_cells"]}'}
-    for row in rows if 'split' in row
-  ], names=2)  # fmt: skip
-  print(
-    'sign right: of cells whose saving exceeds '
-    f'{operating.SIGN_FROM:.0%}, text and forced acceptance\n'
-  )
-  even = [row for row in rows if 'break_even_joules' in row]
-  contexts = sorted({row['context'] for row in even})
-  batches = sorted({row['batch'] for row in even})
-  at = {(row['batch'], row['context']): row for row in even}
-  for value in VALUES:
-    report.table.print_columns([
-      {f'{_UNITS[value]}, requests': str(batch)} | {
-        f'at {context}': f'{at[batch, context][f"break_even_{value}"]:.2f}'
-        if (batch, context) in at else '-'
-        for context in contexts
-      }
-      for batch in batches
-    ], names=1)  # fmt: skip
-  print(
-    'tokens a round from which on drafting pays, by requests and context, '
-    'measured\n'
-  )
-  for line in claims(even):
-    print(line)
-  both = [row['region'] for row in cells]
-  apart = sum(map(both.count, REGIONS[1:3]))
-  print(
-    f'in joules the scheduler decides otherwise than in time in {apart} '
-    f'of\n{len(both)} cells ({both.count(REGIONS[1])} save time only, '
-    f'{both.count(REGIONS[2])} energy only)'
-  )
-
-
-def claims(even: list[dict]) -> list[str]:
-  """What the measured break-evens say of two claims in the literature."""
-  lines = []
-  short = min(row['context'] for row in even)
-  some = [row for row in even if row['context'] == short]
-  few, many = some[0], some[-1]
-  lines.append(
-    f'many requests: at a context of {short} the break-even in joules goes '
-    f'from {few["break_even_joules"]:.2f}\ntokens a round '
-    f'({few["batch"]} requests) to {many["break_even_joules"]:.2f} '
-    f'({many["batch"]})'
-  )
-  for batch in sorted({row['batch'] for row in even})[1:]:
-    some = [row for row in even if row['batch'] == batch]
-    if len(some) > 1:
-      lines.append(
-        f'long contexts: at {batch} requests it goes from '
-        f'{some[0]["break_even_joules"]:.2f} ({some[0]["context"]}) to '
-        f'{some[-1]["break_even_joules"]:.2f} ({some[-1]["context"]})'
-      )
-  return lines
-
-
 def notes_of(config, rows: list[dict]) -> list[str]:
   """What stands below the figure."""
   notes = []
@@ -319,8 +183,10 @@ def main(config):
     machine = of_device(found.device_kind)
     cells = operating.cells(found.rounds, [*text, *forced])
     cells = [row for row in cells if row['drafter'] != PLAIN]
-    rows = scored(found, [*text, *forced]) + coefficients(found)
-    rows += break_evens(config, found)
+    rows = evidence.scored(found, [*text, *forced])
+    rows += evidence.coefficients(found)
+    rows += evidence.break_evens(config, found)
+    rows += evidence.ranges(config, found)
     device = dict(device_name=found.device, device_kind=found.device_kind)
     panels.append((f'{found.device_kind}, {found.label}', [
       panel_of_laws(config, found, machine, shape, one) for one in forced
@@ -348,7 +214,7 @@ def main(config):
   report.figures.save(figure, path.with_suffix('.png'))
   if found is not None:
     print(f'{found.label} on {found.device}, {shape.name}\n')
-    show(rows, cells)
+    evidence.show(rows, cells)
   print(path)
 
 

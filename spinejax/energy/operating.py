@@ -92,7 +92,7 @@ def cells(
   Returns:
     Rows with `concurrency`, `tokens_per_round`, `joules_per_token`, `time_ms`
     of a request's token, `tokens_per_s` of all; of drafters also `dataset`,
-    `forced`, `speedup_vs_plain`, `joules_vs_plain` (below 1 is a saving) and
+    `acceptance_is` ('measured' or 'synthetic'), `speedup_vs_plain`, `joules_vs_plain` (below 1 is a saving) and
     `region`.
   """
   plain = {_place(row): row for row in rounds if row['drafter'] == PLAIN}
@@ -107,7 +107,8 @@ def cells(
       tokens = one.tokens(row['target'], row['drafter'], row['rows'])
       if step is None or tokens is None:
         continue
-      cell = _cell(row, tokens) | dict(dataset=one.name, forced=one.forced)
+      label = 'synthetic' if one.forced else 'measured'
+      cell = _cell(row, tokens) | dict(dataset=one.name, acceptance_is=label)
       joules = row['joules'] / tokens / step['joules']
       speed = tokens * step['time_ms'] / row['time_ms']
       cell |= dict(

@@ -41,7 +41,10 @@ def test_tokens_by_hand():
     (4, 'given'), (4, 'text'), (8, 'given'), (8, 'text')
   ]  # fmt: skip
   four = cells[0]
-  assert four['tokens_per_round'] == 2.5 and four['forced']
+  assert four['tokens_per_round'] == 2.5
+  assert [cell['acceptance_is'] for cell in cells[:2]] == [
+    'synthetic', 'measured'
+  ]  # fmt: skip
   assert four['joules_per_token'] == pytest.approx(20 / 4 / 2.5)
   assert four['time_ms'] == 20 and four['tokens_per_s'] == 200
   assert four['joules_vs_plain'] == pytest.approx(0.8)

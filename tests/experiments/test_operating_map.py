@@ -55,6 +55,17 @@ def test_of_measured_rounds(tmp_path, table):
   assert one < long < many
   assert f'from {one:.2f}\ntokens a round (1 requests) to ' in done.out
   assert f'long contexts: at 32 requests it goes from {many:.2f} ' in done.out
+  # By the law of joules, of what is measured in them with 6 tokens a round.
+  own = {
+    row['pays_over']: (row['low'], row['high'])
+    for row in rows
+    if 'pays_over' in row
+    and (row['value'], row['tokens_per_round']) == ('joules', 6)
+  }
+  low, high = own['batch']
+  assert low == 1 and 32 < high < 128  # break-evens 3.7 and 7.9 at 128
+  low, high = own['context']
+  assert 128 < low < 2048 and high is None  # 10.3 and 5.8 with 256 requests
   # Drafts of both widths at all places, two acceptances each.
   cells = [row for row in rows if 'region' in row]
   assert len(cells) == 2 * 2 * 17
