@@ -92,8 +92,8 @@ def cells(
   Returns:
     Rows with `concurrency`, `tokens_per_round`, `joules_per_token`, `time_ms`
     of a request's token, `tokens_per_s` of all; of drafters also `dataset`,
-    `acceptance_is` ('measured' or 'synthetic'), `speedup_vs_plain`, `joules_vs_plain` (below 1 is a saving) and
-    `region`.
+    `acceptance_is` ('measured' or 'synthetic'), `speedup_vs_plain`,
+    `joules_vs_plain` (below 1 is a saving) and `region`.
   """
   plain = {_place(row): row for row in rounds if row['drafter'] == PLAIN}
   made = []

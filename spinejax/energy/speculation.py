@@ -5,14 +5,16 @@ c the target reads its weights and each request's keys and values once, however
 many of the K rows of a block it verifies; a drafter adds as much again of its
 own:
 
-  E(B, c, K) = W + k B c + n B K + m max(0, B K - R)   K = 1: plain decoding
-             + W_d + k_d B c + n_d B K                 with the drafter d
+  E(B, c, K) = W + k B c + n B K                K = 1: plain decoding
+             + W_d + k_d B c + n_d B K          with the drafter d
+             + a c + m max(0, B K - R)          in time, if at all
 
-R are the rows whose products the reading of the weights hides: in joules they
-add up (m = 0), in time they may not. Tokens cost E / (B tau), where tau is the
-tokens that a request gets from a round; nothing else depends on what is
-accepted. So a drafter saves where E < tau E_plain, and for R = 0, W = 0 and a
-free draft that is beyond a context of n (K - tau) / (k (tau - 1)).
+The last line is what does not add up in time. A request's keys are read by a
+few of a chip's processors, so that one long context alone takes its time; and R
+rows are multiplied while weights are read. Tokens cost E / (B tau), where tau
+is the tokens that a request gets from a round; nothing else depends on what is
+accepted. So a drafter saves where E < tau E_plain. With W = 0, a free draft and
+no last line that is beyond a context of n (K - tau) / (k (tau - 1)).
 
 Letters: N rounds, J columns.
 """
@@ -34,11 +36,11 @@ from spinejax.errors import InputError
 PLAIN = 'plain'
 # Rows that weights may hide: a chip does so many products of two bytes each
 # while it reads them. An H200 at its limits has 206.
-_HIDDEN = tuple(2.0**k for k in np.arange(4, 10.5, 0.5))
+_HIDDEN = tuple(2.0**k for k in np.arange(4, 12.5, 0.5))
 # By how much of an error they must be better than none, or than others.
 _BETTER = 1e-6
-_TARGET = ('weights', 'kv', 'rows')
-_BEYOND = 'rows beyond'
+_PASS = ('weights', 'kv', 'rows')
+_ALONE, _BEYOND = 'context alone', 'rows beyond'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +105,10 @@ class Speculation:
 
   @property
   def names(self) -> list[str]:
-    """Of the columns: the target's, then three for each drafter."""
-    own = [f'{d} {name}' for d in self.drafters for name in _TARGET]
-    return [*_TARGET, *([_BEYOND] if self.hidden is not None else []), *own]
+    """Of the columns: the target's, three of each drafter, what is of time."""
+    own = [f'{d} {name}' for d in self.drafters for name in _PASS]
+    beyond = [_BEYOND] if self.hidden is not None else []
+    return [*_PASS, *own, _ALONE, *beyond]
 
   def columns(self, rounds: Rounds) -> np.ndarray:
     """The terms [N, J] without their coefficients.
@@ -121,12 +124,13 @@ class Speculation:
         )
     one_N, kv_N = np.ones(len(rounds)), rounds.batch_N * rounds.context_N
     columns = [one_N, kv_N, rounds.verified_N]
-    if self.hidden is not None:
-      columns.append(np.maximum(0.0, rounds.verified_N - self.hidden))
     for name in self.drafters:
       here_N = rounds.drafter_N == name
       own = one_N, kv_N, rounds.batch_N * rounds.rows_N
       columns += [here_N * x for x in own]
+    columns.append(rounds.context_N)
+    if self.hidden is not None:
+      columns.append(np.maximum(0.0, rounds.verified_N - self.hidden))
     return np.stack(columns, axis=1)
 
   def fit(self, rounds: Rounds, cost_N) -> Speculation:

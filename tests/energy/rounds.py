@@ -7,8 +7,8 @@ from spinejax.energy.speculation import Rounds, Speculation
 BATCHES, CONTEXTS = (1, 8, 32, 128, 256), (128, 1024, 4096, 16384)
 # Of the size of Qwen3-8B and DSpine on an H200: rows hide behind the weights
 # in time, while each of their products takes joules.
-TIME_MS = (4.0, 3.7e-5, 0.004, 0.018, 1.2, 5e-6, 0.004), 181.0
-JOULES = (2.2, 2.2e-5, 0.011, 0.7, 3e-6, 0.0025), None
+TIME_MS = (4.0, 3.7e-5, 0.004, 1.2, 5e-6, 0.004, 2e-5, 0.018), 2**7.5
+JOULES = (2.2, 2.2e-5, 0.011, 0.7, 3e-6, 0.0025, 0.0), None
 MOST = 32 * 16384  # tokens of all requests that fit
 
 

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+from experiments.random_weights import drafter_shapes
+from experiments.speculation_plan import acceptances, shape_of
 from spinejax.energy import operating
+from spinejax.energy.hardware import chip
+from spinejax.energy.modelled import round_seconds
 from spinejax.energy.operating import Acceptance
 from spinejax.energy.speculation import Rounds
 from tests.energy import rounds as made_up
@@ -88,3 +92,30 @@ def test_rounds_that_were_left_out(refused):
   assert operating.scores(rounds, bent, 'time_ms', [TEXT])['sign_right'] < 0.9
   with refused('rounds of a, b, expected those of one'):
     operating.law_of([dict(target='a'), dict(target='b')])
+
+
+@pytest.mark.parametrize(
+  'source, sizes', (('qwen3-8b', (1024, 512)), ('smollm2-135m', (384, 256)))
+)
+def test_a_roofline_is_met_well_enough_for_a_map(source, sizes):
+  """Rounds that are no law's: what takes longer of bytes and products."""
+  rank, message = sizes
+  shape = shape_of(
+    source, block=16, rank=rank, message=message, layers=5, taps=5
+  )
+  drafts = {('plain', 1): None, ('dspine', 16): drafter_shapes(
+    'dspine', shape.draft
+  )}  # fmt: skip
+  rounds = [
+    dict(target=source, drafter=name, rows=rows, batch=batch, context=context,
+         time_ms=1e3 * round_seconds(chip('h200'), shape.cfg, draft, batch,
+                                     context))
+    for batch in made_up.BATCHES
+    for context in made_up.CONTEXTS
+    if batch * context <= made_up.MOST
+    for (name, rows), draft in drafts.items()
+  ]  # fmt: skip
+  guess = operating.held_out(rounds, 'time_ms')
+  given = acceptances((), (2.0, 3.0, 4.0, 6.0), 16)
+  scores = operating.scores(rounds, guess, 'time_ms', given)
+  assert scores['mape'] < 15 and scores['sign_right'] >= 0.95
