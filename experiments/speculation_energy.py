@@ -86,14 +86,15 @@ class Rounds:
     if piece.kind == 'round':
       rounds = int(np.clip(config.call_seconds / each, 1, rounds))
     start = self._first(piece, rounds)
-    done = jax.device_get(self._start(program, piece, rounds))
-    if not (done.rounds_B == rounds).all():
+    done = self._start(program, piece, rounds)
+    ran_B, length_B = jax.device_get((done.rounds_B, done.length_B))
+    if not (ran_B == rounds).all():
       raise InputError(
-        f'{piece}: requests ended after {done.rounds_B.min()} rounds of '
-        f'{rounds}, expected none to end'
+        f'{piece}: requests ended after {ran_B.min()} rounds of {rounds}, '
+        'expected none to end'
       )
     # Every call draws the same.
-    tokens = (done.length_B - start).sum() / (batch * rounds)
+    tokens = (length_B - start).sum() / (batch * rounds)
     window = windows.steady(
       lambda: self._start(program, piece, rounds), config.seconds,
       config.settle,
