@@ -178,7 +178,9 @@ def main(config):
   text = planning.acceptances(config.texts, (), shape.draft.block)
   forced = planning.acceptances((), config.tokens, shape.draft.block)
   found = measured_of(config, shape.name)
-  panels, rows, cells, device = [], [], [], {}
+  panels, rows, cells = [], [], []
+  device = dict(device_name=', '.join(config.chips))
+  device |= dict(device_kind=', '.join(config.chips))
   if found is not None:
     machine = of_device(found.device_kind)
     cells = operating.cells(found.rounds, [*text, *forced])

@@ -77,7 +77,7 @@ def test_of_limits_alone(tmp_path):
   done = run(tmp_path, 'modelled', chips=('v6e',))
   assert done.status == 0, done.err
   result = report.results.load(tmp_path / 'operating_map' / 'map_modelled.json')
-  assert result['label'] == 'modelled'
+  assert result['label'] == 'modelled' and result['device'] == 'v6e'
   even = {
     (row['batch'], row['context']): row['break_even_modelled']
     for row in result['metrics']
