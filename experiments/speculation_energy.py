@@ -16,6 +16,7 @@ from experiments.random_weights import random_drafter, random_target
 from experiments.speculation_plan import Group, Piece, Shape
 from spinejax import report
 from spinejax.decode import timing
+from spinejax.decode.loop import capacity_bucket
 from spinejax.drafters.base import DraftModel
 from spinejax.drafters.loading import plain_model
 from spinejax.energy import meters, operating, windows
@@ -269,7 +270,7 @@ def main(config):
 
   with meters.open_meter(config.meter) as meter:
     print(f'joules by {meter.source}', file=sys.stderr)
-    capacity = max(128, min(config.contexts) + config.rounds + 2)
+    capacity = capacity_bucket(min(config.contexts) + config.rounds + 2)
     baseline = Baseline(
       config, meter, max(config.batches), capacity, min(config.contexts)
     )

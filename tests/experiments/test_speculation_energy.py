@@ -40,6 +40,7 @@ def run(folder, power, small, programs=None, **fields) -> binaries.Done:
     contexts=(32, 96), whole=((2, 96, 2.0),), seconds=0.1, settle=0.02,
     call_seconds=0.02, idle_seconds=0.12, name='tiny', again=0.25, texts=(),
     tokens=(1.0, 3.0), results=folder, meter=f'csv:{power}',
+    **{'drafter.layers': 1, 'drafter.taps': 1},
   ) | fields  # fmt: skip
   return binaries.fork(
     'speculation_energy',
