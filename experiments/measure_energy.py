@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from experiments import common
+from experiments.metering import Baseline, resumed
 from experiments.random_weights import random_target
 from spinejax import report
 from spinejax.energy import meters, windows, workload
@@ -25,7 +26,7 @@ from spinejax.target.memory import available_bytes
 # Of a config, what may differ when a run is taken up again.
 _FREE = ('name', 'results', 'budget_minutes', 'meter', 'repeats', 'families',
          'whole', 'seed')  # fmt: skip
-_BASELINE_BATCH, _DRIFT, _APART = 64, 0.05, 0.05
+_APART = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,23 +117,6 @@ def pieces_of(config, model: Model, rows: list[dict]) -> list[workload.Piece]:
     tiers, prompts=config.prompts, prompt_tokens=config.prompt_tokens,
     contexts=config.contexts, rounds=config.rounds,
   )  # fmt: skip
-
-
-def resumed(config, path: pathlib.Path) -> list[dict]:
-  """The rows of an earlier run of the same settings."""
-  if not path.exists():
-    return []
-  result = report.results.load(path)
-  if result['device_kind'] != report.results.device()[1]:
-    raise InputError(f'{path} is of {result["device"]}, expected this machine')
-  now = report.results.portable(config.to_dict())
-  for field, value in result['config'].items():
-    if field not in _FREE and now.get(field) != value:
-      raise InputError(
-        f'{field} = {now.get(field)!r}, but {path} has {value!r}: give another '
-        'name'
-      )
-  return [row for row in result['metrics'] if row['kind'] != 'cell']
 
 
 def measure(config, meter, model: Model, rows: list[dict]) -> None:
@@ -272,47 +256,6 @@ def write(config, started, models, rows) -> pathlib.Path:
   return path
 
 
-class Baseline:
-  """A small model's steps, measured first and last."""
-
-  def __init__(self, config, meter):
-    self._config, self._meter = config, meter
-    cfg = target_config(config.baseline)
-    params = random_target(cfg, common.dtype(config.dtype))
-    batch = min(config.max_batch, _BASELINE_BATCH)
-    one = workload.tier(
-      cfg, min(config.capacities), batch, available_bytes() or 0, config.dtype
-    )
-    context = min(map(min, config.contexts))
-    self._piece = workload.Piece(
-      'decode', one, one.batch, context, config.rounds
-    )
-    self._work = workload.Workload(cfg, params, [self._piece])
-    self._row = dict(kind='baseline', target=config.baseline)
-    self._found = []
-
-  def measure(self, rows: list[dict]) -> None:
-    """Adds a row."""
-    work, piece = self._work, self._piece
-    work.run(piece)
-    window = windows.steady(
-      lambda: work.run(piece), self._config.seconds, self._config.settle
-    )
-    work.leave()
-    found = windows.read(self._meter, window)
-    self._found.append(found.joules)
-    rows.append(self._row | dict(
-      watts=found.watts, seconds=found.seconds, joules=found.joules,
-      batch=piece.batch, **self._meter.state(),
-    ))  # fmt: skip
-
-  def say(self) -> str:
-    """Whether anything drifted."""
-    apart = abs(self._found[-1] / self._found[0] - 1)
-    verdict = 'within' if apart <= _DRIFT else 'NOT within'
-    return f'baseline: {apart:.1%} from first to last, {verdict} {_DRIFT:.0%}'
-
-
 def show(config, models: list[Model], rows: list[dict]) -> None:
   """What there is of each model, repeats, and requests run whole."""
   table = cells(config, models, rows)
@@ -376,10 +319,12 @@ def main(config):
   began, started = time.monotonic(), report.results.now()
   models = models_of(config)
   root = common.results(config, 'measure_energy')
-  rows = resumed(config, root / f'{config.name}.json')
+  rows = resumed(config, root / f'{config.name}.json', _FREE)
+  rows = [row for row in rows if row['kind'] != 'cell']
   with meters.open_meter(config.meter) as meter:
     print(f'joules by {meter.source}', file=sys.stderr)
-    baseline = Baseline(config, meter)
+    capacity, context = min(config.capacities), min(map(min, config.contexts))
+    baseline = Baseline(config, meter, config.max_batch, capacity, context)
     baseline.measure(rows)
     left, failed = run(config, meter, models, rows, began, started)
     baseline.measure(rows)

@@ -24,8 +24,8 @@ def random_target(cfg: TargetConfig, dtype) -> TargetParams:
   return dataclasses.replace(params, head_VD=params.embed_VD)
 
 
-def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
-  """A drafter of that method and shape with random weights."""
+def drafter_shapes(name: str, cfg: DSpineConfig) -> DraftModel:
+  """A drafter of that method and shape, with shapes in the place of weights."""
   objective = OBJECTIVES[name]
   if name != 'dspine':
     shape = {
@@ -45,5 +45,11 @@ def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
     weights = objective.init(cfg, jax.random.key(0), axes_DR)
     return objective.params(weights, codes_VR)
 
-  shapes = timing.noise(jax.eval_shape(params), dtype, seed=1)
-  return DraftModel(objective.drafter(cfg), shapes)
+  return DraftModel(objective.drafter(cfg), jax.eval_shape(params))
+
+
+def random_drafter(name: str, cfg: DSpineConfig, dtype) -> DraftModel:
+  """A drafter of that method and shape with random weights."""
+  draft = drafter_shapes(name, cfg)
+  weights = timing.noise(draft.params, dtype, seed=1)
+  return dataclasses.replace(draft, params=weights)

@@ -5,17 +5,19 @@ rounds in one call, on caches filled with noise: the time of a round does not
 depend on what it computes (though zeros may be faster than numbers).
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from spinejax.decode import forced
 from spinejax.decode.loop import run_rounds
 from spinejax.decode.round import Params
 from spinejax.decode.schedule import PLAIN
@@ -44,23 +46,26 @@ class Times:
 
 @dataclasses.dataclass
 class Program:
-  """A drafter's rounds, compiled, and the drafter's cache.
+  """A drafter's rounds, compiled.
 
   Attributes:
     budget: rows that a round verifies in all, packed; None pads.
+    survival_S: what is accepted is drawn from this, see `forced`; may change
+      from call to call. None: the target judges.
   """
 
   draft: DraftModel
-  cache: KVCache
   budget: int | None = None
+  survival_S: np.ndarray | None = None
+  cache: Hashable = None  # of its draft cache among those of a bench
   compiled: jax.stages.Compiled | None = None
 
 
 class Bench:
-  """Rounds of one target at one batch size and context.
+  """Rounds of one target at one batch size.
 
-  The target's cache serves all programs in turn: each is donated it and hands
-  it on.
+  The target's cache serves all programs in turn, and so does a draft cache
+  those drafters whose caches are alike: each is donated it and hands it on.
   """
 
   def __init__(
@@ -103,16 +108,20 @@ class Bench:
     self._sampling = Sampling.make(batch) if sampling is None else sampling
     self._stops = stops
     self._cache = _noisy_cache(init_cache, cfg, batch, capacity, self._dtype)
+    self._draft_caches: dict[tuple, KVCache] = {}
 
   def compile(
     self,
     drafts: Sequence[DraftModel],
     budgets: Sequence[int | None] | None = None,
+    forces: bool = False,
   ) -> list[Program]:
     """The rounds of each drafter, ready to be timed.
 
     Args:
       budgets: of each, rows that a round verifies in all; see `round.step`.
+      forces: what is accepted is given (`Program.survival_S`), at first
+        nothing.
 
     Raises:
       InputError: the capacity leaves no room for a block; before any of them
@@ -130,14 +139,34 @@ class Bench:
     for draft, budget in zip(drafts, budgets, strict=True):
       if budget not in (None, PLAIN):
         check_budget(self._batch, draft.drafter.slots + 1, budget, mesh)
-    programs = []
+    programs, lowered = [], []
     for draft, budget in zip(drafts, budgets, strict=True):
-      make, cfg = draft.drafter.init_cache, draft.drafter.cfg
-      sizes = self._batch, self._capacity, self._dtype
-      program = Program(draft, _noisy_cache(make, cfg, *sizes), budget)
-      program.compiled = self._lower(program).compile()
+      none_S = np.zeros(draft.drafter.slots) if forces else None
+      program = Program(draft, budget, none_S, self._draft_cache(draft))
       programs.append(program)
+      lowered.append(self._lower(program))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      for program, done in zip(
+        programs, pool.map(jax.stages.Lowered.compile, lowered), strict=True
+      ):
+        program.compiled = done
     return programs
+
+  def start(
+    self, program: Program, context: int | None = None,
+    rounds: int | None = None,
+  ) -> DecodeState:  # fmt: skip
+    """Begins a call, and does not wait for its end.
+
+    Args:
+      context, rounds: of this call, in the place of the bench's own; whoever
+        gives them sees to it that the capacity holds them.
+
+    Returns:
+      The state that the call ends with, without caches.
+    """
+    arguments = self._arguments(program, context, rounds)
+    return self._begin(program, program.compiled, arguments)
 
   def time(self, programs: Sequence[Program], repeats: int) -> list[Times]:
     """Times programs, called in turn, after a call of each to warm up."""
@@ -176,40 +205,63 @@ class Bench:
     drafter = program.draft.drafter
     # A program is kept by what is passed, defaults too: without a budget it is
     # the one that `generate` runs.
-    budget = {} if program.budget is None else {'budget': program.budget}
+    how = {} if program.budget is None else {'budget': program.budget}
+    if program.survival_S is not None:
+      how['step'] = forced.step
     arguments = self._arguments(program)
-    return run_rounds.lower(self._cfg, drafter, *arguments, **budget)
+    return run_rounds.lower(self._cfg, drafter, *arguments, **how)
 
   def _call(self, program: Program, compiled: jax.stages.Compiled) -> float:
     """Milliseconds of a round."""
     arguments = jax.block_until_ready(self._arguments(program))
     began = time.perf_counter()
-    state = jax.block_until_ready(compiled(*arguments))
+    state = jax.block_until_ready(self._begin(program, compiled, arguments))
     took = time.perf_counter() - began
-    self._cache, program.cache = state.target_cache, state.draft_cache
     return 1e3 * took / int(state.rounds_B.max())
 
-  def _arguments(self, program: Program):
+  def _begin(self, program, compiled, arguments) -> DecodeState:
+    state = compiled(*arguments)
+    self._cache = state.target_cache
+    self._draft_caches[program.cache] = state.draft_cache
+    return dataclasses.replace(state, target_cache=None, draft_cache=None)
+
+  def _draft_cache(self, draft: DraftModel) -> Hashable:
+    """Makes a cache for the drafter if there is none; what it is kept by."""
+    make, cfg = draft.drafter.init_cache, draft.drafter.cfg
+    sizes = self._batch, self._capacity, self._dtype
+    shapes = jax.eval_shape(lambda: make(cfg, *sizes))
+    leaves, tree = jax.tree.flatten(shapes)
+    key = tree, *((x.shape, x.dtype) for x in leaves)
+    if key not in self._draft_caches:
+      self._draft_caches[key] = _noisy_cache(make, cfg, *sizes)
+    return key
+
+  def _arguments(self, program: Program, context=None, rounds=None):
     small = _without_caches(
       self._cfg,
       program.draft.drafter,
       self._batch,
-      self._context,
       self._capacity,
       self._stops,
       self._dtype,
+      np.int32(self._context if context is None else context),
     )
+    draft_cache = self._draft_caches[program.cache]
     # Every field needs a buffer of its own, since the state is donated.
     length_B = small.length_B
     state = dataclasses.replace(
       small,
       target_cache=dataclasses.replace(self._cache, length_B=length_B - 1),
-      draft_cache=dataclasses.replace(program.cache, length_B=length_B - 2),
+      draft_cache=dataclasses.replace(draft_cache, length_B=length_B - 2),
     )
     mesh = mesh_of(self._params.embed_VD)
     state, sampling = shard((state, self._sampling), mesh)
-    params = Params(self._params, program.draft.params)
-    return params, state, sampling, jnp.int32(self._rounds)
+    extra = program.survival_S
+    if extra is not None:
+      extra = jnp.asarray(extra, jnp.float32)
+    params = Params(self._params, program.draft.params, extra)
+    number = jnp.int32(self._rounds if rounds is None else rounds)
+    return params, state, sampling, number
 
 
 def copy_rate() -> float:
@@ -282,15 +334,15 @@ def _noisy_cache(make, cfg, batch: int, capacity: int, dtype) -> KVCache:
   return KVCache(k, v, jnp.zeros((batch,), jnp.int32))
 
 
-@functools.partial(jax.jit, static_argnums=range(7))
+@functools.partial(jax.jit, static_argnums=range(6))
 def _without_caches(
   cfg: TargetConfig,
   drafter: Drafter,
   batch: int,
-  context: int,
   capacity: int,
   stops: int,
   dtype,
+  context: jax.Array,
 ) -> DecodeState:
   """A state in the middle of decoding, but for its caches."""
   token_key, feature_key = jax.random.split(jax.random.key(1))

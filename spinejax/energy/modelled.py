@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from spinejax.compat import topologies
+from spinejax.drafters.base import DraftModel
 from spinejax.energy import cost
 from spinejax.energy.cost import Cost
 from spinejax.energy.hardware import Chip
@@ -51,6 +52,26 @@ def request_joules(
   ]
   decoding = np.interp(np.arange(output), at, steps).sum()
   return chip.watts.value * float(reading / prompts + decoding / batch)
+
+
+def round_seconds(
+  chip: Chip, cfg: TargetConfig, draft: DraftModel | None, batch: int,
+  context: int, tokens: int = 1, dtype='bfloat16',
+) -> float:  # fmt: skip
+  """Roofline time of a round: the draft, then the verification of its block.
+
+  Args:
+    draft: its weights may be shapes; None is a plain step.
+    tokens: that each request got from the last round, for the drafter to read.
+  """
+  if draft is None:
+    return seconds(chip, cost.step(cfg, batch, context, dtype=dtype))
+  own = cost.draft(
+    draft.drafter.cfg, draft.params, cfg, batch, context, tokens, dtype
+  )
+  rows = draft.drafter.slots + 1
+  whole = cost.step(cfg, batch, context, rows, dtype)
+  return seconds(chip, own) + seconds(chip, whole)
 
 
 def compiled_step(
