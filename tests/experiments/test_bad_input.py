@@ -27,7 +27,7 @@ CONFIGS = {
 }
 OUTPUT = {
   'acceptance': ('results',),
-  'decode': ('results', 'tensorboard'),
+  'decode': ('results',),
   'train_drafter': ('out',),
   'write_data': ('out',),
 }
@@ -306,10 +306,9 @@ def test_folders_that_a_run_would_harm(refused_by, data, tmp_path):
     out = tmp_path / out
     refused_by(binary, f'{out}{message}', **fields | {'out': out})
 
-  for part in ('checkpoints', 'tensorboard'):
-    (tmp_path / part).mkdir()
-    (tmp_path / part / part).touch()
-    refused(part, f'/{part}: File exists')
+  (tmp_path / 'old').mkdir()
+  (tmp_path / 'old' / 'checkpoints').touch()
+  refused('old', '/checkpoints: File exists')
   (tmp_path / 'model').mkdir()
   shutil.copy(TINY / 'config.json', tmp_path / 'model')
   refused('model', ': holds a model that was not trained here; choose another')
