@@ -9,6 +9,7 @@ from spinejax.decode import trace
 from spinejax.drafters.inside import Inside, look_inside
 from spinejax.report import figures, rounds, runs
 from spinejax.report.tensorboard import Writer
+from spinejax.sharding import DATA
 
 
 def write(folder: pathlib.Path, target, drafters, ids, config) -> None:
@@ -19,16 +20,22 @@ def write(folder: pathlib.Path, target, drafters, ids, config) -> None:
     drafters: by name; plain decoding has nothing to show.
     ids: the prompt.
     config: `inspect`, the number of rounds; `profile`, whether to profile one;
-      `max_new_tokens`, `temperature`, `seed`.
+      and those of decoding.
   """
+  if target.mesh is not None and target.mesh.shape[DATA] > 1:
+    print('inspect: one request cannot be split over data; none is shown')
+    return
   text = rounds.shown(target.tokenizer)
+  law = dict(
+    temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+  )
   for name, draft in drafters.items():
     if draft.drafter.name == 'plain':
       continue
     state = trace.prefilled(
       target, draft, ids, config.max_new_tokens, config.seed
     )
-    seen = trace.trace(target, draft, state, config.inspect, config.temperature)
+    seen = trace.trace(target, draft, state, config.inspect, **law)
     lines = [rounds.Line.of(one, text) for one in seen]
     title = f'{target.name}, {name}'
     here = runs.folder_of(folder, name)
@@ -41,7 +48,7 @@ def write(folder: pathlib.Path, target, drafters, ids, config) -> None:
         for tag, figure in pictures(inside, seen[-1], text, title).items():
           writer.image(0, tag, figures.to_image(figure))
     if config.profile:
-      trace.profile(target, draft, state, here, config.temperature)
+      trace.profile(target, draft, state, here, **law)
 
 
 def pictures(inside: Inside, one: trace.Seen, text, title: str) -> dict:

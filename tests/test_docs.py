@@ -1,6 +1,7 @@
 """What the pages say is so: commands, code, links, labels, binaries."""
 
 import ast
+import contextlib
 import importlib
 import json
 import pathlib
@@ -8,6 +9,7 @@ import re
 import shlex
 import sys
 
+import jax
 import pytest
 from absl import flags
 from ml_collections import config_flags
@@ -174,12 +176,27 @@ def test_python_imports_what_there_is(path):
 
 @pytest.mark.parametrize('page', ('README.md', 'docs/add_a_drafter.md'))
 def test_python_runs(page, capsys):
+  # It is compiling that takes the time.
+  with quick():
+    run_python(page)
+  assert capsys.readouterr().out
+
+
+def run_python(page):
   code = '\n'.join(blocks(ROOT / page, 'python'))
   for old, new in INSTEAD.items():
     code = code.replace(old, new)
   space = {'__name__': 'walkthrough'}
   exec(compile(code, page, 'exec'), space)
-  assert capsys.readouterr().out
+
+
+@contextlib.contextmanager
+def quick():
+  jax.config.update('jax_disable_most_optimizations', True)
+  try:
+    yield
+  finally:
+    jax.config.update('jax_disable_most_optimizations', False)
 
 
 def test_every_result_file_is_listed_with_its_label():

@@ -69,6 +69,8 @@ def trace(
   state: DecodeState,
   rounds: int,
   temperature: float = 0.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
 ) -> list[Seen]:
   """At most so many rounds of one request, until its answer ends.
 
@@ -76,10 +78,10 @@ def trace(
     state: of a batch of one, as `prefilled` or a round leaves it.
 
   Raises:
-    InputError: `rounds` or `temperature` is out of its range.
+    InputError: `rounds` or a setting of sampling is out of its range.
   """
   whole('rounds', rounds, 1, _MOST)
-  sampling = Sampling.make(1, temperature)
+  sampling = Sampling.make(1, temperature, top_k, top_p)
   params, seen = Params(target.params, draft.params), []
   while len(seen) < rounds and not state.done_B[0]:
     done = one_step(target.cfg, draft.drafter, params, state, sampling)
@@ -103,6 +105,8 @@ def profile(
   state: DecodeState,
   folder: str | os.PathLike[str],
   temperature: float = 0.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
 ) -> dict[str, float]:
   """Profiles one round into a folder, where TensorBoard's xprof finds it.
 
@@ -114,7 +118,7 @@ def profile(
     Busy milliseconds of each stage (`round.STAGES`) and of what is in none.
   """
   params = Params(target.params, draft.params)
-  sampling = Sampling.make(1, temperature)
+  sampling = Sampling.make(1, temperature, top_k, top_p)
   compiled = one_step.lower(
     target.cfg, draft.drafter, params, state, sampling
   ).compile(compiler_options=profile_of.legible())
