@@ -23,7 +23,7 @@ def settings_of(config) -> compare.Settings:
   """The settings of decoding; refuses what can be seen before loading."""
   common.file_name('name', config.name)
   check_drafters(config, may_choose=True)
-  whole('inspect', config.inspect, 0, config.max_new_tokens)
+  whole('inspect', config.inspect, 0, 1000)
   if config.block == 0 and config.same_rows:
     raise InputError('block = 0, expected at least 2 where same_rows is set')
   return compare.Settings(

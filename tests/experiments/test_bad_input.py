@@ -115,6 +115,7 @@ def test_flags(flags, message):
     ('batch', 0, 'batch = 0, expected at least 1'),
     ('max_new_tokens', 0, 'max_new_tokens = 0, expected at least 1'),
     ('seed', -1, 'seed = -1, expected 0...'),
+    ('inspect', -1, 'inspect = -1, expected 0..1000'),
     ('dtype', 'float33', "dtype = 'float33', expected float32 or bfloat16"),
     ('drafters', '()', 'drafters is empty, expected at least one'),
     ('drafters', "('ngram', 'ngram')", "drafters names 'ngram' twice"),
