@@ -7,13 +7,13 @@ INSTALL = $(VENV)/bin/python -m pip install -qq --disable-pip-version-check \
 EDITABLE = --config-settings editable_mode=compat -e
 RUN = JAX_PLATFORMS=cpu $(VENV)/bin/python -m
 
-PYTEST_ARGS ?= -q -n 2 --dist worksteal tests --ignore=tests/aot
+PYTEST_ARGS ?= -q -n 2 --dist worksteal tests --ignore=tests/aot --ignore=tests/browser
 AOT_ARGS ?= -q tests/aot
 
-.PHONY: help demo test test-aot lint format clean
+.PHONY: help demo test test-aot test-browser lint format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' \
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' \
 	  Makefile
 	@echo 'PYTHON=... chooses the interpreter that makes $(VENV);' \
 	  'PYTEST_ARGS=... replaces "$(PYTEST_ARGS)",' \
@@ -28,6 +28,9 @@ test: $(VENV)/.test  ## run the tests
 
 test-aot: $(VENV)/.aot  ## compile the kernels for TPUs and the H100
 	$(RUN) pytest $(AOT_ARGS)
+
+test-browser: $(VENV)/.browser  ## look at TensorBoard's page in Chromium
+	$(RUN) pytest -q tests/browser
 
 lint: $(VENV)/.test  ## check style and format
 	$(VENV)/bin/ruff check .
@@ -57,6 +60,15 @@ $(VENV)/.test: $(VENV)/.demo
 $(VENV)/.aot: $(VENV)/.test
 	@echo 'Installing the compilers for TPUs and GPUs: 900 MB.'
 	@$(INSTALL) $(EDITABLE) '.[demo,test,aot]'
+	@touch $@
+
+# Chromium and its driver come from the system; as root on Debian, by apt.
+$(VENV)/.browser: $(VENV)/.test
+	@echo 'Installing Chromium, its driver, selenium and xprof: 500 MB.'
+	@command -v chromium chromedriver >/dev/null || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	  --no-install-recommends chromium chromium-driver >/dev/null; }
+	@$(INSTALL) $(EDITABLE) '.[demo,test,browser]'
 	@touch $@
 
 # The first interpreter that is new enough and makes a working environment: a

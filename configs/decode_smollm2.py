@@ -43,6 +43,10 @@ def get_config(variant: str = 'full'):
   # tokens must be the same to the last one, near-ties included.
   c.same_rows = False
   c.show = 1 if variant == 'demo' else 0  # answers to print of each
+  # Rounds of the first prompt that TensorBoard shows token by token, with what
+  # a DSpine block holds; 0: none. And the profile of one round (pip install
+  # xprof).
+  c.inspect = 8
+  c.profile = False
   c.results = 'runs'  # `results` holds what README quotes
-  c.tensorboard = 'runs'
   return c

@@ -40,5 +40,4 @@ def get_config(variant: str = 'gpu'):
   c.drafter.message = 256 if cpu else 512
 
   c.results = 'runs'  # `results` holds what README quotes
-  c.tensorboard = 'runs'
   return c

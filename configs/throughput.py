@@ -91,5 +91,4 @@ def get_config(variant: str = 'smollm2'):
   c.drafter.message = 512
 
   c.results = 'runs'  # `results` holds what README quotes
-  c.tensorboard = 'runs'
   return c

@@ -86,16 +86,24 @@ def main(config):
     'acceptance', 'measured', rows, config=config.to_dict(), started=started
   )
   path = report.results.write(result, config.name, root=config.results)
-  curves = {
-    f'{row["source"]}, {row["dataset"]}, T {row["temperature"]:g}': row[
-      'acceptance_by_position'
-    ]
-    for row in rows
-    if 'acceptance_by_position' in row
-  }
+  figures, curves = (
+    {},
+    {
+      f'{row["source"]}, {row["dataset"]}, T {row["temperature"]:g}': row[
+        'acceptance_by_position'
+      ]
+      for row in rows
+      if 'acceptance_by_position' in row
+    },
+  )
   if curves:  # plain decoding proposes nothing
     figure = acceptance_by_position(curves, title=target.name, label='measured')
     save(figure, root / f'{config.name}.png')
+    figures = {'acceptance_by_position': figure}
+  report.runs.log(
+    common.logs(config, 'acceptance'), config=config.to_dict(),
+    points=report.runs.points_of(rows), figures=figures,
+  )  # fmt: skip
   show(rows)
   print(path)
 

@@ -103,6 +103,15 @@ def results(config: ConfigDict, experiment: str) -> pathlib.Path:
   return folder(f'{config.results}/{experiment}')
 
 
+def logs(config: ConfigDict, experiment: str, name: str = '') -> pathlib.Path:
+  """The folder of what TensorBoard shows of a run: see `report.runs`.
+
+  Args:
+    name: of the run, where it is not `config.name`.
+  """
+  return folder(results(config, experiment) / (name or config.name))
+
+
 def file_name(field: str, name: str) -> str:
   """A name that files are called by."""
   if not _NAME.fullmatch(name):

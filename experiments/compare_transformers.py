@@ -347,7 +347,12 @@ def main(config):
   )  # fmt: skip
   for library in (torch, transformers):
     result['versions'][library.__name__] = library.__version__
-  print(report.results.write(result, config.name, root=config.results))
+  path = report.results.write(result, config.name, root=config.results)
+  report.runs.log(
+    common.logs(config, 'compare_transformers'), config=config.to_dict(),
+    points=report.runs.points_of(table),
+  )  # fmt: skip
+  print(path)
 
 
 if __name__ == '__main__':

@@ -4,9 +4,10 @@ import pathlib
 
 from rich import console, progress
 
-from experiments import common
+from experiments import common, inspection
 from spinejax import report
 from spinejax.decode import compare, cost
+from spinejax.decode.request import whole
 from spinejax.drafters.loading import load_drafter, plain_model
 from spinejax.errors import InputError
 from spinejax.prompts import PromptSet, by_name
@@ -14,11 +15,6 @@ from spinejax.sharding import make_mesh
 from spinejax.target.loading import load_target
 from spinejax.verify.sampling import Sampling
 
-# What TensorBoard shows of a row.
-_LOGGED = (
-  'tokens_per_round', 'tokens_per_round_nonrepetitive', 'tokens_per_s',
-  'speedup_vs_plain', 'exact', 'ties', 'wrong',
-)  # fmt: skip
 # Prompts that acceptance is measured on where the block is to be chosen.
 _SURVEYED = 4
 
@@ -27,6 +23,7 @@ def settings_of(config) -> compare.Settings:
   """The settings of decoding; refuses what can be seen before loading."""
   common.file_name('name', config.name)
   check_drafters(config, may_choose=True)
+  whole('inspect', config.inspect, 0, 1000)
   if config.block == 0 and config.same_rows:
     raise InputError('block = 0, expected at least 2 where same_rows is set')
   return compare.Settings(
@@ -162,8 +159,7 @@ def main(config):
   out, started = console.Console(), report.results.now()
   settings, sets = settings_of(config), prompt_sets(config)
   dtype, mesh = common.dtype(config.dtype), make_mesh(config.mesh)
-  logs = common.folder(f'{config.tensorboard}/decode/{config.name}')
-  common.results(config, 'decode')
+  logs = common.logs(config, 'decode')
   target, drafters = load(config, dtype, config.same_rows, mesh)
   ids = [  # or an error, now
     one for prompts in sets for one in
@@ -190,16 +186,14 @@ def main(config):
   )
   path = report.results.write(result, config.name, root=config.results)
   report.figures.save(figure, path.with_suffix('.png'))
-  with report.Writer(logs) as writer:
-    writer.config(config.to_dict())
-    writer.image(0, 'acceptance_by_position', report.figures.to_image(figure))
-    for row in table:
-      writer.scalars(0, {
-        f'{row["dataset"]}/{row["drafter"]}/{k}': row[k]
-        for k in _LOGGED if row.get(k) is not None
-      })  # fmt: skip
+  report.runs.log(
+    logs, config=config.to_dict(), points=report.runs.points_of(table),
+    figures={'acceptance_by_position': figure},
+  )  # fmt: skip
+  if config.inspect:
+    inspection.write(logs, target, drafters, ids[0], config)
   out.print(compare.summary(table), markup=False, highlight=False)
-  print(f'TensorBoard: tensorboard --logdir {config.tensorboard}')
+  print(f'TensorBoard: tensorboard --logdir {config.results}')
   print(f'Figure: {path.with_suffix(".png")}')
   print(path)
 

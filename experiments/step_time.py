@@ -261,8 +261,7 @@ def verification(table: list[dict]) -> list[str]:
 def main(config):
   started, points = report.results.now(), points_of(config)
   dtype = common.dtype(config.dtype)
-  logs = common.folder(f'{config.tensorboard}/step_time/{config.name}')
-  common.results(config, 'step_time')
+  logs = common.logs(config, 'step_time')
   rate = timing.copy_rate()
   table = []
   for _, same_target in itertools.groupby(points, lambda point: point.target):
@@ -290,13 +289,15 @@ def main(config):
   )
   show(table)
   print('\n'.join(['', *packing(table), *verification(table)]))
-  with report.Writer(logs) as writer:
-    writer.config(config.to_dict())
-    for row in table:
-      if 'stage' not in row and 'budget' not in row:
-        tag = '{target}/{drafter}_batch{batch}_context{context}_ms'
-        writer.scalars(row['rows'], {tag.format_map(row): row['time_ms']})
-  print(f'TensorBoard: tensorboard --logdir {config.tensorboard}')
+  points = {}  # a curve over the rows
+  for row in table:
+    if 'stage' not in row and 'budget' not in row:
+      tag = '{target}/batch{batch}_context{context}_ms'.format_map(row)
+      points.setdefault(row['drafter'], []).append(
+        (row['rows'], {tag: row['time_ms']})
+      )
+  report.runs.log(logs, config=config.to_dict(), points=points)
+  print(f'TensorBoard: tensorboard --logdir {config.results}')
   print(path)
 
 

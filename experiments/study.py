@@ -293,6 +293,11 @@ def main(config):
     if all(row['run'] != against for row in result['metrics']):
       print(f'no run {against!r} to compare with yet', file=sys.stderr)
   draw(result, path.with_suffix('.png'))
+  with alone(folder):
+    report.runs.log(
+      common.logs(config, 'study'), config=config.to_dict(),
+      points=report.runs.points_of(result['metrics']),
+    )  # fmt: skip
   show(result['metrics'])
   print(path)
 

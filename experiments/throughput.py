@@ -293,17 +293,18 @@ def draw(table: list[dict], title: str, label: str):
 
 def log(folder: pathlib.Path, config, table: list[dict], figure) -> None:
   """TensorBoard: a curve over the load for each number."""
-  with report.Writer(folder) as writer:
-    writer.config(config.to_dict())
-    writer.image(0, 'tokens_per_s', report.figures.to_image(figure))
-    for row in table:
-      step = row.get('concurrency') or round(1000 * row['rate'])
-      tag = name_of(row).replace(', ', '_')
-      writer.scalars(step, {
-        f'{row["dataset"]}_{row["load"]}/{tag}/{key}': row[key]
-        for key in row if '_ms_p' in key or key.startswith(('tokens', 'speed'))
-        if row[key] is not None
-      })  # fmt: skip
+  points: dict[str, list] = {}
+  for row in table:
+    step = row.get('concurrency') or round(1000 * row['rate'])
+    points.setdefault(name_of(row), []).append((step, {
+      f'{row["dataset"]}_{row["load"]}/{key}': row[key]
+      for key in row if '_ms_p' in key or key.startswith(('tokens', 'speed'))
+      if row[key] is not None
+    }))  # fmt: skip
+  report.runs.log(
+    folder, config=config.to_dict(), points=points,
+    figures={'tokens_per_s': figure},
+  )  # fmt: skip
 
 
 def main(config):
@@ -311,7 +312,7 @@ def main(config):
   check(config)
   label = 'synthetic' if config.synthetic else 'measured'
   folder = common.results(config, 'throughput')
-  logs = common.folder(f'{config.tensorboard}/throughput/{config.name}')
+  logs = common.logs(config, 'throughput')
   path = folder / f'{config.name}.json'
   rows = resumed(config, path)
   target, drafters, works = prepare(config)
@@ -351,7 +352,7 @@ def main(config):
   figure = draw(table, f'{target.name}, {config.dtype}', label)
   report.figures.save(figure, path.with_suffix('.png'))
   log(logs, config, table, figure)
-  print(f'TensorBoard: tensorboard --logdir {config.tensorboard}')
+  print(f'TensorBoard: tensorboard --logdir {config.results}')
   print(path)
 
 

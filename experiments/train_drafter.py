@@ -42,6 +42,9 @@ _SECTIONS = {
   'tokens_per_round': 'decode/tokens_per_round',
 }
 
+# Those of the table of hyperparameters.
+_METRICS = ('loss/total', 'decode/tokens_per_round')
+
 
 def logged(writer: Writer, history: History, step: int, scalars: dict) -> None:
   """To TensorBoard, to the history, and a line to the log."""
@@ -76,8 +79,7 @@ def place(out: pathlib.Path) -> None:
     raise InputError(
       f'{out}: holds a model that was not trained here; choose another folder'
     )
-  for part in ('checkpoints', 'tensorboard'):
-    common.folder(out / part)
+  common.folder(out / 'checkpoints')
   common.hold(out)
 
 
@@ -131,7 +133,7 @@ def main(config):
   dtype, out = common.dtype(config.dtype), common.folder(config.out)
   place(out)
   common.file_name('the last part of out', out.name)
-  common.results(config, 'train')
+  logs = common.logs(config, 'train', out.name)
   if config.every.evaluate and not config.holdout:
     raise InputError('every.evaluate needs holdout, sequences to evaluate on')
   target = load_target(config.target, dtype, mesh=make_mesh(config.mesh))
@@ -165,7 +167,7 @@ def main(config):
     len(data) - config.holdout, config.holdout, at, train.steps,
   )  # fmt: skip
   history = History(out / 'history.jsonl', goes_on_at=at + 1)
-  with Writer(out / 'tensorboard', goes_on_at=at + 1) as writer:
+  with Writer(logs, goes_on_at=at + 1) as writer:
 
     def score(state) -> float:
       done = evaluate.answers(target, draft_of(state), prompts, **new)
@@ -173,6 +175,7 @@ def main(config):
       return evaluate.tokens_per_round(done).value
 
     writer.config(config.to_dict())
+    writer.hparams(config.to_dict(), _METRICS)
     state = loop.run(
       begun.task, train, begun.frozen, state, feed, every=every,
       log=functools.partial(logged, writer, history), checkpoints=checkpoints,

@@ -22,7 +22,7 @@ from spinejax.train.loop import refuse_changes
 
 # Of a config, what may differ when a run is taken up again.
 _FREE = (
-  'name', 'results', 'tensorboard', 'concurrencies', 'rates', 'repeats',
+  'name', 'results', 'concurrencies', 'rates', 'repeats',
   'prefix', 'acceptance', 'prompts', 'drafters', 'schedule',
 )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Fixtures that several test packages share."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -28,6 +29,11 @@ def pytest_configure(config):
 
 # Half a minute and more each: begun last, one process would wait for another.
 _LONG = ('test_sharding', 'test_colab', 'test_resume', 'test_demo')
+
+
+# A browser and its driver are a target of their own: `make test-browser`.
+if importlib.util.find_spec('selenium') is None:
+  collect_ignore = ['browser']
 
 
 def pytest_collection_modifyitems(items):

@@ -351,7 +351,7 @@ def test_the_binary(golden, tmp_path):
   config.update(
     target=str(golden / 'qwen3'), drafters=('ngram',), block=4, batch=2,
     prompts=f'{tmp_path}/mine.txt', max_new_tokens=6, mesh='data=2,model=2',
-    show=0, results=str(tmp_path), tensorboard=str(tmp_path),
+    show=0, results=str(tmp_path), inspect=0,
   )  # fmt: skip
   with warnings.catch_warnings():
     warnings.simplefilter('default')

@@ -120,6 +120,7 @@ class Checkpoints:
     )
 
   def close(self) -> None:
+    """Ends orbax's manager of the folder."""
     self._orbax.close()
 
 

@@ -24,6 +24,7 @@ from spinejax.decode.schedule import PLAIN
 from spinejax.decode.state import DecodeState, init_state
 from spinejax.drafters.base import Drafter, DraftModel
 from spinejax.errors import InputError
+from spinejax.report import profile
 from spinejax.sharding import mesh_of, shard
 from spinejax.target.config import TargetConfig
 from spinejax.target.layers import dense
@@ -188,17 +189,10 @@ class Bench:
       The compiled program that was profiled, as text.
     """
     compiled = program.compiled
-    if jax.default_backend() == 'gpu':
-      # XLA replays most of a program as one recorded graph, in which a
-      # profiler cannot tell which kernel belongs to which operation.
-      compiled = self._lower(program).compile(
-        compiler_options={'xla_gpu_enable_command_buffer': ''}
-      )
+    if options := profile.legible():
+      compiled = self._lower(program).compile(compiler_options=options)
       self._call(program, compiled)
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    with jax.profiler.trace(folder, profiler_options=options):
-      self._call(program, compiled)
+    profile.record(folder, lambda: self._call(program, compiled))
     return compiled.as_text()
 
   def _lower(self, program: Program) -> jax.stages.Lowered:

@@ -163,9 +163,11 @@ class BackboneConfig:
     return dataclasses.replace(self, block=rows - self.anchor_first)
 
   def window(self, layer: int) -> int | None:
+    """Tokens of context that a layer sees; None: all."""
     return None if self.windows is None else self.windows[layer]
 
   def is_causal(self, layer: int) -> bool:
+    """Whether rows of a block see only those before them in a layer."""
     if self.causal is None:
       return self.window(layer) is not None
     return self.causal

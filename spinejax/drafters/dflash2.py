@@ -65,6 +65,7 @@ class DFlash2Config(BackboneConfig):
 
   @property
   def head_weights(self) -> int:
+    """Weights beside the backbone's, as a number."""
     D, R = self.width, self.selector_rank
     conv = 2 * self.conv_taps * D * (1 + D // self.conv_group)
     return 2 * self.layers * conv + R * (2 * self.vocab + D)

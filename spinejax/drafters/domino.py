@@ -51,6 +51,7 @@ class DominoConfig(BackboneConfig):
 
   @property
   def head_weights(self) -> int:
+    """Weights beside the backbone's, as a number."""
     D, E, Z = self.width, self.emb_dim, self.gru_dim
     return 3 * Z * (D + Z) + E * (D + Z + self.vocab)
 

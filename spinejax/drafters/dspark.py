@@ -75,6 +75,7 @@ class DSparkConfig(BackboneConfig):
 
   @property
   def head_weights(self) -> int:
+    """Weights beside the backbone's, as a number."""
     outputs, inputs = self.mix_shape or (0, 0)
     confidence = self.confidence * (self.confidence_inputs + 1)
     tables = 2 * self.vocab * self.markov_rank

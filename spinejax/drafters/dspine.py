@@ -112,6 +112,15 @@ def code(codes_VR: jax.Array, ids: jax.Array, dtype) -> jax.Array:
   return (rows * codes_VR.shape[1] ** 0.5).astype(dtype)
 
 
+def gate(inj: Injection, f: jax.Array, u: jax.Array) -> jax.Array:
+  """sigmoid(W_recv f + W_pred u + bias), [..., M]: what `write` lets pass."""
+  return jax.nn.sigmoid(
+    nn.dense(f, inj.receiver_MR)
+    + nn.dense(u, inj.predecessor_MR)
+    + inj.bias_M.astype(f.dtype)
+  )
+
+
 def write(
   inj: Injection, layer: int, h: jax.Array, f: jax.Array, u: jax.Array
 ) -> jax.Array:

@@ -31,6 +31,7 @@ class Fields:
     self._maps = maps
 
   def get(self, name: str, default: Any = None) -> Any:
+    """The first value that is there, as it is; else the default."""
     for fields in self._maps:
       if fields.get(name) is not None:
         return fields[name]
@@ -39,6 +40,7 @@ class Fields:
   def integer(
     self, name: str, default: int | None = None, least: int = 1
   ) -> int:
+    """A field that has to be an integer of at least `least`."""
     value = self.get(name, default)
     if value is None:
       raise InputError(f'field {name!r} is missing')
@@ -47,12 +49,14 @@ class Fields:
     return value
 
   def number(self, name: str, default: float | None = None) -> float | None:
+    """A field that has to be a number."""
     value = self.get(name, default)
     if value is not None and type(value) not in (int, float):
       raise InputError(f'{name} = {value!r}, expected a number')
     return None if value is None else float(value)
 
   def boolean(self, name: str) -> bool | None:
+    """A field that has to be true or false."""
     value = self.get(name)
     if not isinstance(value, bool | None):
       raise InputError(f'{name} = {value!r}, expected true or false')

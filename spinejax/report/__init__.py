@@ -5,7 +5,7 @@ counts and times, `figures` the plots; the names used in nearly every binary
 are here too.
 """
 
-from spinejax.report import figures, results, stats, table, tensorboard
+from spinejax.report import figures, results, runs, stats, table, tensorboard
 from spinejax.report.results import LABELS
 from spinejax.report.stats import (
   acceptance,
@@ -24,6 +24,7 @@ __all__ = [
   'is_repetitive',
   'print_table',
   'results',
+  'runs',
   'speedup',
   'stats',
   'table',

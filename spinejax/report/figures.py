@@ -197,10 +197,10 @@ def predicted_against(
   label: str,
   unit: str,
 ) -> Figure:
-  """Draws what a law predicts against what was measured, on log axes.
+  """Draws what a law predicts against what it was told, on log axes.
 
   Args:
-    points: a group's name to its measured and its predicted values.
+    points: a group's name to its values and those predicted.
     title, label: see `acceptance_by_position`.
     unit: of both.
 
@@ -232,7 +232,7 @@ def predicted_against(
   axes.plot(ends, ends, color=canvas.INK, linewidth=0.8, zorder=2)
   axes.set_xscale('log')
   axes.set_yscale('log')
-  axes.set_xlabel(f'measured, {unit}', color=canvas.INK)
+  axes.set_xlabel(f'{label}, {unit}', color=canvas.INK)
   axes.set_ylabel(f'predicted, {unit}', color=canvas.INK)
   canvas.finish(axes, title, label, loc='upper left', ncols=2)
   return figure
@@ -271,6 +271,7 @@ def stacked(
       left=left,
       label=name,
       color=canvas.COLOURS[i % len(canvas.COLOURS)],
+      hatch=canvas.HATCHES[i // len(canvas.COLOURS) % len(canvas.HATCHES)],
       zorder=3,
     )
     left += value
@@ -278,7 +279,7 @@ def stacked(
   axes.invert_yaxis()
   axes.set_xlabel(unit, color=canvas.INK)
   below = dict(loc='upper left', bbox_to_anchor=(0, -0.15))
-  canvas.finish(axes, title, label, **below, ncols=len(names))
+  canvas.finish(axes, title, label, **below, ncols=min(len(names), 4))
   axes.grid(axis='y', visible=False)
   axes.grid(axis='x', color=canvas.GRID, linewidth=0.8)
   return figure

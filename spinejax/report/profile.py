@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -58,6 +58,23 @@ class _Line:
   name: str
   opcode: str
   text: str
+
+
+def legible() -> dict[str, str]:
+  """Compiler options of programs that a profile can be read of."""
+  if jax.default_backend() != 'gpu':
+    return {}
+  # XLA replays most of a program as one recorded graph, in which a profiler
+  # cannot tell which kernel belongs to which operation.
+  return {'xla_gpu_enable_command_buffer': ''}
+
+
+def record(folder: str | os.PathLike[str], run: Callable[[], object]) -> None:
+  """Profiles a call, and the wait for what it gives, into a folder."""
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0
+  with jax.profiler.trace(folder, profiler_options=options):
+    jax.block_until_ready(run())
 
 
 def breakdown(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorboardX
+from tensorboardX.summary import hparams
 
 
 class Writer:
@@ -64,10 +65,28 @@ class Writer:
 
   def config(self, config: Mapping[str, Any]) -> None:
     """Adds a config as a table, nested keys joined by dots."""
-    # The hparams plugin would keep only scalars and split the run in two.
-    rows = [f'| {key} | `{value}` |' for key, value in _flat('', config)]
+    rows = []
+    for key, value in _leaves('', config):
+      text = json.dumps(value, default=str).replace('|', '\\|')
+      rows.append(f'| {key} | `{text}` |')
     head = ['| field | value |', '| --- | --- |']
     self._opened().add_text('config', '\n'.join(head + rows), 0)
+
+  def hparams(self, config: Mapping[str, Any], tags: Iterable[str]) -> None:
+    """Adds the run to the table of hyperparameters.
+
+    Args:
+      config: its scalars are the hyperparameters, nested keys joined by dots;
+        all else is text.
+      tags: of the curves whose last values are the metrics.
+    """
+    values = {
+      key: value if isinstance(value, bool | int | float | str) else str(value)
+      for key, value in _leaves('', config)
+    }
+    # Not add_hparams: that splits the run in two.
+    for summary in hparams(values, dict.fromkeys(tags, 0.0)):
+      self._opened().file_writer.add_summary(summary)
 
   def flush(self) -> None:
     """Puts everything added so far on disk."""
@@ -98,12 +117,11 @@ class Writer:
     return self._events
 
 
-def _flat(prefix: str, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _leaves(prefix: str, config: Mapping[str, Any]) -> list[tuple[str, Any]]:
   flat = []
   for key, value in config.items():
     if hasattr(value, 'items'):  # a ConfigDict is not a Mapping
-      flat += _flat(f'{prefix}{key}.', value)
+      flat += _leaves(f'{prefix}{key}.', value)
     else:
-      text = json.dumps(value, default=str).replace('|', '\\|')
-      flat.append((f'{prefix}{key}', text))
+      flat.append((f'{prefix}{key}', value))
   return flat

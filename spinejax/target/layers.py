@@ -54,6 +54,7 @@ class LayerParams:
 
   @property
   def head_norms(self) -> tuple[jax.Array, jax.Array] | None:
+    """Norms of query and key heads, None where a family has none."""
     return None if self.q_norm_C is None else (self.q_norm_C, self.k_norm_C)
 
 

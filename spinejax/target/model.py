@@ -45,6 +45,7 @@ class KVCache:
 
   @property
   def capacity(self) -> int:
+    """Rows that each request has, T."""
     return self.k[0].shape[2]
 
   def advance(self, count_B: Count_B) -> 'KVCache':

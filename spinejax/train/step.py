@@ -91,6 +91,7 @@ class Task:
 
   @classmethod
   def of(cls, objective, options, cfg, target, train: TrainConfig) -> 'Task':
+    """The task of an objective with its options and shapes."""
     return cls(
       objective, options, cfg, target, train.anchors, train.accumulate,
       train.clip, train.weight_decay, train.seed,

@@ -27,7 +27,7 @@ CONFIGS = {
 }
 OUTPUT = {
   'acceptance': ('results',),
-  'decode': ('results', 'tensorboard'),
+  'decode': ('results',),
   'train_drafter': ('out',),
   'write_data': ('out',),
 }
@@ -115,6 +115,7 @@ def test_flags(flags, message):
     ('batch', 0, 'batch = 0, expected at least 1'),
     ('max_new_tokens', 0, 'max_new_tokens = 0, expected at least 1'),
     ('seed', -1, 'seed = -1, expected 0...'),
+    ('inspect', -1, 'inspect = -1, expected 0..1000'),
     ('dtype', 'float33', "dtype = 'float33', expected float32 or bfloat16"),
     ('drafters', '()', 'drafters is empty, expected at least one'),
     ('drafters', "('ngram', 'ngram')", "drafters names 'ngram' twice"),
@@ -306,10 +307,9 @@ def test_folders_that_a_run_would_harm(refused_by, data, tmp_path):
     out = tmp_path / out
     refused_by(binary, f'{out}{message}', **fields | {'out': out})
 
-  for part in ('checkpoints', 'tensorboard'):
-    (tmp_path / part).mkdir()
-    (tmp_path / part / part).touch()
-    refused(part, f'/{part}: File exists')
+  (tmp_path / 'old').mkdir()
+  (tmp_path / 'old' / 'checkpoints').touch()
+  refused('old', '/checkpoints: File exists')
   (tmp_path / 'model').mkdir()
   shutil.copy(TINY / 'config.json', tmp_path / 'model')
   refused('model', ': holds a model that was not trained here; choose another')

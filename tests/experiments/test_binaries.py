@@ -37,7 +37,7 @@ def succeeded(done: binaries.Done) -> list[str]:
 
 def tags(folder: pathlib.Path) -> dict[str, list[str]]:
   """What TensorBoard finds in a folder."""
-  assert len(list(folder.iterdir())) == 1
+  assert list(folder.glob('events.out.tfevents.*'))
   return event_accumulator.EventAccumulator(str(folder)).Reload().Tags()
 
 
@@ -150,14 +150,15 @@ def test_train_drafter(trained, data):
   del manifest['shards']
   assert model.card['data'] == manifest
   assert {x.name for x in (folder / 'checkpoints').iterdir()} == {'3', '4'}
-  found = set(tags(folder / 'tensorboard')['scalars'])
+  logs = folder.parent / 'results' / 'train' / 'mine'
+  found = set(tags(logs)['scalars'])
   terms = ('total', 'ce', 'l1', 'refinement', 'alignment')
   assert found >= {f'loss/{term}' for term in terms}
   assert found >= {'accuracy/1', 'accuracy/3', 'refined_accuracy/2'}
   speed = {f'speed/{name}' for name in ('tokens_per_s', 'flops_per_s')}
   assert found >= speed | {'optimizer/grad_norm', 'decode/tokens_per_round'}
   # The last score is that of the drafter that was written.
-  events = event_accumulator.EventAccumulator(str(folder / 'tensorboard'))
+  events = event_accumulator.EventAccumulator(str(logs))
   *_, last = events.Reload().Scalars('decode/tokens_per_round')
   found = open_data(data[1], target=target)
   held = next(make_holdout(found, batch=2, length=64, holdout=2))
@@ -182,7 +183,7 @@ def test_decode_own_prompts_with_own_drafter(tmp, trained):
       target=TINY, drafters=f"('{mine}', 'ngram')", block=4, same_rows=True,
       prompts=f'{tmp}/lines.jsonl,{tmp}/blocks.txt', limit=3, batch=2,
       max_new_tokens=6, show=0, name='own', results=tmp / 'results',
-      tensorboard=tmp / 'runs',
+      inspect=3, profile=True,
     ),
   )  # fmt: skip
   path = pathlib.Path(succeeded(done)[-1])
@@ -197,8 +198,21 @@ def test_decode_own_prompts_with_own_drafter(tmp, trained):
     assert row.get('wrong', 0) == 0
     if row['drafter'] in ('dspine', 'ngram'):
       assert row['exact'] == row['total']
-  found = tags(tmp / 'runs' / 'decode' / 'own')
-  assert 'blocks/ngram/tokens_per_round' in found['scalars']
+  logs = tmp / 'results' / 'decode' / 'own'
+  assert tags(logs)['images'] == ['acceptance_by_position']
+  found = {name: tags(logs / name) for name in ('plain', 'dspine', 'ngram')}
+  for one in found.values():
+    assert 'blocks/tokens_per_round' in one['scalars']
+  positions = 'lines/acceptance_by_position'
+  assert positions in found['dspine']['scalars']
+  assert positions not in found['plain']['scalars']
+  assert found['ngram']['images'] == ['rounds/timeline']
+  assert set(found['dspine']['images']) == {
+    'rounds/timeline', 'dspine/features', 'dspine/layers', 'dspine/gates',
+    'dspine/transition_2',
+  }  # fmt: skip
+  assert 'rounds/text_summary' in found['dspine']['tensors']
+  assert list(logs.glob('dspine/plugins/profile/*/*.xplane.pb'))
 
 
 def test_decode_chooses_the_block(tmp, trained):
@@ -208,7 +222,7 @@ def test_decode_chooses_the_block(tmp, trained):
     *config(
       target=TINY, drafters=f"('{mine}',)", block=0, name='chosen', limit=2,
       prompts=f'{tmp}/lines.jsonl', max_new_tokens=6, show=0,
-      results=tmp / 'results', tensorboard=tmp / 'runs',
+      results=tmp / 'results', inspect=0,
     ),
   )  # fmt: skip
   lines = succeeded(done)
@@ -286,7 +300,7 @@ def test_demo(tmp):
     'decode', DECODE,
     *config(
       drafters='smollm2-135m-dspine', prompts='arithmetic', limit=1,
-      max_new_tokens=8, results=tmp / 'results', tensorboard=tmp / 'runs',
+      max_new_tokens=8, results=tmp / 'results', inspect=0,
     ),
   )  # fmt: skip
   lines = succeeded(done)
@@ -307,10 +321,9 @@ def test_demo(tmp):
   assert dspine['tokens_per_round'] > 2 > plain['tokens_per_round']
   image = matplotlib.image.imread(path.with_suffix('.png'))
   assert min(image.shape[:2]) > 200
-  found = tags(tmp / 'runs' / 'decode' / 'smollm2_demo')
-  assert 'arithmetic/dspine/tokens_per_round' in found['scalars']
-  assert 'arithmetic/dspine/exact' in found['scalars']
-  assert found['images'] == ['acceptance_by_position']
+  found = tags(tmp / 'results' / 'decode' / 'smollm2_demo' / 'dspine')
+  assert 'arithmetic/tokens_per_round' in found['scalars']
+  assert 'arithmetic/exact' in found['scalars']
 
 
 def test_memory():

@@ -59,7 +59,7 @@ def train(folder, out, method: str, log=1, **how) -> binaries.Done:
 def losses(run: pathlib.Path) -> dict[int, set[float]]:
   """What was ever logged for each step, by all starts of a run."""
   found = {}
-  for file in (run / 'tensorboard').iterdir():
+  for file in (run.parent / 'results' / 'train' / run.name).iterdir():
     events = EventAccumulator(str(file)).Reload()
     if _LOSS in events.Tags()['scalars']:
       for event in events.Scalars(_LOSS):

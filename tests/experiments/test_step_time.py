@@ -18,7 +18,7 @@ SHAPE = dict(layers=1, block=4, taps=1, rank=16, message=8)
 
 def run(folder, **fields) -> binaries.Done:
   fields = SMALL | {f'drafter.{k}': v for k, v in SHAPE.items()} | fields
-  fields |= dict(results=folder / 'results', tensorboard=folder / 'runs')
+  fields |= dict(results=folder / 'results')
   return binaries.fork(
     'step_time',
     '--config=configs/step_time.py:cpu',
@@ -57,7 +57,7 @@ def test_step_time(tmp_path):
   for row in rounds[2:4]:
     check_parts(row, table)
   # A trace of each for TensorBoard, and the scalars beside.
-  logs = tmp_path / 'runs' / 'step_time' / 'tiny'
+  logs = tmp_path / 'results' / 'step_time' / 'tiny'
   assert len(list(logs.glob('qwen3_*/plugins/profile/*/*.xplane.pb'))) == 2
   assert len(list(logs.glob('events.*'))) == 1
 

@@ -29,7 +29,7 @@ def run(folder, **fields) -> binaries.Done:
   fields = SMALL | fields
   fields |= {
     'acceptance.measured': folder / 'measured.json',
-    'results': folder / 'results', 'tensorboard': folder / 'runs',
+    'results': folder / 'results',
   }  # fmt: skip
   return binaries.fork(
     'throughput',
@@ -85,7 +85,7 @@ def test_throughput(folder):
   assert prefix['cached_tokens'] == 48
   assert prefix['exact'] == prefix['total'] == 2
   assert path.with_suffix('.png').stat().st_size > 10_000
-  assert list((folder / 'runs' / 'throughput' / 'tiny').glob('events.*'))
+  assert list((folder / 'results' / 'throughput' / 'tiny').glob('events.*'))
 
   again = run(folder)
   assert again.status == 0, again.err

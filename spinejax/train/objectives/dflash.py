@@ -42,9 +42,11 @@ class DFlashLoss:
 
   @property
   def needs_teacher(self) -> bool:
+    """Whether the loss reads the target's own law."""
     return min(self.ce_start, self.ce_end) < 1
 
   def at(self, step: int, steps: int) -> Now:
+    """The weights of the terms at a step."""
     return Now(ce_share=share_at(self.ce_start, self.ce_end, step, steps))
 
 

@@ -44,9 +44,11 @@ class DominoLoss:
 
   @property
   def needs_teacher(self) -> bool:
+    """Whether the loss reads the target's own law."""
     return False
 
   def at(self, step: int, steps: int) -> Now:
+    """The weights of the terms at a step."""
     over = max(1, int(steps * self.base_end))
     return Now(base_share=self.base_start * min(max(1 - step / over, 0), 1))
 

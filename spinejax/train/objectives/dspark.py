@@ -36,6 +36,7 @@ class DSparkLoss(dflash.DFlashLoss):
 
   @property
   def needs_teacher(self) -> bool:
+    """Whether the loss reads the target's own law."""
     return True  # for the confidence
 
 

@@ -96,9 +96,11 @@ class DSpineLoss:
 
   @property
   def needs_teacher(self) -> bool:
+    """Whether the loss reads the target's own law."""
     return True  # for the refined term
 
   def at(self, step: int, steps: int) -> Now:
+    """The weights of the terms at a step."""
     left = self.replacement_end - step / steps
     slope = self.replacement_end - self.replacement_hold
     ramp = min(step / self.alignment_warmup_steps, 1.0)
