@@ -21,7 +21,7 @@ def get_config(variant: str = 'all'):
     raise ValueError(f'variant {variant!r}, expected all or toy')
   c = ml_collections.ConfigDict()
   c.name = 'kernels'  # of the file written
-  c.ops = ('injection', 'product', 'transition', 'block_attention')
+  c.ops = ('injection', 'transition', 'block_attention')
   c.shapes = ()  # named shapes; () for all
   c.toy = variant == 'toy'
   c.calls = 1 if c.toy else 10  # of a program, before it is waited for

@@ -18,7 +18,7 @@ def get_config(variant: str = 'all'):
   if variant not in ('all', 'toy'):
     raise ValueError(f'variant {variant!r}, expected all or toy')
   c = ml_collections.ConfigDict()
-  c.ops = ('injection', 'product', 'transition', 'block_attention')
+  c.ops = ('injection', 'transition', 'block_attention')
   c.toy = variant == 'toy'
   c.most = 1 if c.toy else 0  # candidates of a shape; 0: all
   c.most_error = 1e-2  # relative to the reference in float32

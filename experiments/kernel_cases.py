@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.block_attention import config as attention_config
@@ -26,9 +25,6 @@ from pallas_kernels.injection import gpu as injection_gpu
 from pallas_kernels.injection import reference as injection_reference
 from pallas_kernels.injection import shapes as injection_shapes
 from pallas_kernels.injection import tpu as injection_tpu
-from pallas_kernels.product import config as product_config
-from pallas_kernels.product import gpu as product_gpu
-from pallas_kernels.product import shapes as product_shapes
 from pallas_kernels.transition import config as transition_config
 from pallas_kernels.transition import gpu as transition_gpu
 from pallas_kernels.transition import reference as transition_reference
@@ -89,22 +85,6 @@ def array(dtype, *shape) -> jax.ShapeDtypeStruct:
 def _handed_on(output, carry):
   """The same carry, but not before the output is there."""
   return lax.optimization_barrier((carry, output))[0]
-
-
-def product(name: str, shape) -> Case:
-  rows, inputs, outputs = shape
-  return Case(
-    'product', name, rows, f'{rows}x{inputs}x{outputs}',
-    shared=(array(BF16, rows, inputs),),
-    own=(array(BF16, outputs, inputs),),
-    kernels=dict(cuda=lambda x, own, c: product_gpu.product(*x, *own, c)),
-    reference=lambda x, own: nn.dense(*x, *own),
-    carried=_handed_on,
-    chosen=dict(cuda=product_config.config_for(rows, outputs, inputs)),
-    candidates=dict(cuda=product_config.candidates(rows, outputs)),
-    bytes=2 * (rows * (inputs + outputs) + inputs * outputs),
-    flops=2 * rows * inputs * outputs,
-  )  # fmt: skip
 
 
 def injection(name: str, shape) -> Case:
@@ -211,7 +191,6 @@ def block_attention(name: str, shape) -> Case:
 
 
 _MAKERS = dict(
-  product=(product, product_shapes),
   injection=(injection, injection_shapes),
   transition=(transition, transition_shapes),
   block_attention=(block_attention, attention_shapes),
@@ -228,17 +207,12 @@ def cases(op: str, toy: bool = False) -> Iterator[Case]:
 
 @contextlib.contextmanager
 def platform_of(case: Case) -> Iterator[str | None]:
-  """The platform whose kernel runs here, None if none does; on a CPU one that
-  is interpreted."""
+  """The platform whose kernel runs here, None if none does; on a CPU the TPU's,
+  interpreted."""
   backend = jax.default_backend()
   if backend != 'cpu':
     name = dict(gpu='cuda').get(backend, backend)
     yield name if name in case.kernels else None
-  elif 'tpu' in case.kernels:
+  else:
     with pltpu.force_tpu_interpret_mode():
       yield 'tpu'
-  elif case.op == 'product':
-    with plgpu.force_gpu_interpret_mode():
-      yield 'cuda'
-  else:
-    yield None

@@ -15,7 +15,7 @@ BARE = {
   'spinejax/energy/cost.py': {'Cost.flops', 'Cost.bytes'},
   'spinejax/energy/trace.py': {'Energy.watts'},
   'experiments/kernel_cases.py': {
-    'array', 'product', 'injection', 'transition', 'block_attention',
+    'array', 'injection', 'transition', 'block_attention',
   },
 }  # fmt: skip
 

@@ -81,8 +81,9 @@ def injection(
     raise ValueError(
       f'readout.tile = {config.readout.tile}, expected at most {R // 2}'
     )
-  # Of y and of h, a row further down, too.
-  squares = jax.ShapeDtypeStruct((tiles, chunks, 2, ROWS + _SHIFT), _F32)
+  # Of y, of y a row further down, and of h. A copy of them starts at a whole
+  # 16 bytes: it is in shared memory that they are shifted.
+  squares = jax.ShapeDtypeStruct((tiles, chunks, 3, ROWS + _SHIFT), _F32)
   rows = chunks * chunk
   y, u, q = (
     jax.ShapeDtypeStruct(shape, dtype)
@@ -99,7 +100,7 @@ def injection(
       tiled((slices, ROWS, _SLICE), dtype),
       plgpu.SMEM((ROWS, config.readout.tile), dtype),
       plgpu.SMEM((ROWS, config.readout.tile), dtype),
-      plgpu.SMEM((2, ROWS), _F32),
+      plgpu.SMEM((3, ROWS + _SHIFT), _F32),
       plgpu.Barrier(num_arrivals=slices + 1),
     ],
   )(h, readout_RD, anchor, *behind)  # fmt: skip
@@ -217,7 +218,9 @@ def _readout(
   # The anchor's code is no feature, and is taken as it is: squares that sum to
   # R scale it by 1.
   square = jnp.where(is_anchor, 1.0, out * out)
-  squares_s.at[0][...] = square.sum(axis=1)
+  square = square.sum(axis=1)
+  squares_s.at[0, pl.ds(0, ROWS)][...] = square
+  squares_s.at[1, pl.ds(1, ROWS)][...] = square
   out = jnp.where(is_anchor, code, out)
   y_s[...] = out.astype(y.dtype)
   total = None
@@ -225,9 +228,9 @@ def _readout(
     part = load(h_s.at[i], WGMMA).astype(_F32)
     part = (part * part).sum(axis=1)
     total = part if total is None else total + part
-  squares_s.at[1][...] = total
+  squares_s.at[2, pl.ds(0, ROWS)][...] = total
   plgpu.commit_smem()
-  plgpu.copy_smem_to_gmem(squares_s, squares.at[tile, at, :, pl.ds(1, ROWS)])
+  plgpu.copy_smem_to_gmem(squares_s, squares.at[tile, at])
   # A chunk begins with an anchor, which has no predecessor: nothing reads what
   # the first of these rows lacks, or the last one adds.
   plgpu.copy_smem_to_gmem(
@@ -249,9 +252,9 @@ def _gate(
   def ready():
     if overlap:
       plgpu.griddepcontrol_wait()
-    for from_row, into in ((1, y_square_s), (0, u_square_s)):
+    for which, into in enumerate((y_square_s, u_square_s)):
       plgpu.copy_gmem_to_smem(
-        squares.at[:, at, 0, pl.ds(from_row, ROWS)], into, loaded
+        squares.at[:, at, which, pl.ds(0, ROWS)], into, loaded
       )
     plgpu.copy_gmem_to_smem(bias.at[pl.ds(first, launch.tile)], bias_s, loaded)
 
@@ -298,7 +301,7 @@ def _write(
     if overlap:
       plgpu.griddepcontrol_wait()
     plgpu.copy_gmem_to_smem(
-      squares.at[:, at, 1, pl.ds(1, ROWS)], square_s, loaded
+      squares.at[:, at, 2, pl.ds(0, ROWS)], square_s, loaded
     )
     plgpu.copy_gmem_to_smem(
       h.at[pl.ds(row, chunk), pl.ds(first, launch.tile)],

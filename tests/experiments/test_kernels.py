@@ -5,7 +5,7 @@ import json
 from experiments import kernel_cases
 from experiments.tune_kernels import join
 from pallas_kernels import tuning
-from pallas_kernels.product.config import Config
+from pallas_kernels.injection.config import Launch
 from spinejax.report import results
 from tests.experiments import binaries
 
@@ -31,23 +31,23 @@ def test_kernel_bench(tmp_path):
 def test_tune_kernels(tmp_path):
   done = binaries.fork(
     'tune_kernels', '--config=configs/tune_kernels.py:toy',
-    '--config.ops=("product",)', f'--config.out={tmp_path}',
+    '--config.ops=("injection",)', f'--config.out={tmp_path}',
   )  # fmt: skip
   assert done.status == 0, done.err
-  path = tmp_path / 'product' / 'cpu.json'
+  path = tmp_path / 'injection' / 'cpu.json'
   assert done.out.splitlines()[-1] == str(path)
   entries = json.loads(path.read_text())['entries']
-  assert sorted(entries) == ['13x192x128', '1x128x64', '40x64x64']
+  assert sorted(entries) == ['128x64x64x64', '16x192x64x64', '8x128x64x64']
   for entry in entries.values():
     assert entry['time_us'] > entry['xla_us'] > 0 and entry['tried'] == 1
 
 
 def test_bad_input(tmp_path):
   for module, fields, message in (
-    ('kernel_bench', 'ops=("rope",)', "ops has 'rope', expected product, inj"),
+    ('kernel_bench', 'ops=("rope",)', "ops has 'rope', expected injection, tr"),
     ('kernel_bench', 'ops=()', 'ops is empty, expected at least one'),
     ('kernel_bench', 'repeats=0', 'repeats = 0, expected at least 1'),
-    ('tune_kernels', 'ops=("rope",)', "ops has 'rope', expected product, inj"),
+    ('tune_kernels', 'ops=("rope",)', "ops has 'rope', expected injection, tr"),
   ):
     done = binaries.fork(
       module, f'--config=configs/{module}.py:toy', f'--config.{fields}'
@@ -67,26 +67,26 @@ def test_counts_of_a_named_shape():
 
 def test_a_table_is_read_by_device_kind(tmp_path, monkeypatch):
   monkeypatch.setattr(tuning, '_ROOT', tmp_path)
-  path = tuning.path_of('product', 'NVIDIA H200')
-  assert path == tmp_path / 'product' / 'tuned' / 'nvidia_h200.json'
+  path = tuning.path_of('transition', 'NVIDIA H200')
+  assert path == tmp_path / 'transition' / 'tuned' / 'nvidia_h200.json'
   path.parent.mkdir(parents=True)
   path.write_text('{"entries": {"1x2x3": {"config": {}}}}')
   tuning.table.cache_clear()
-  assert tuning.table('product', 'NVIDIA H200') == {'1x2x3': {'config': {}}}
-  assert tuning.table('product', 'cpu') == {}
+  assert tuning.table('transition', 'NVIDIA H200') == {'1x2x3': {'config': {}}}
+  assert tuning.table('transition', 'cpu') == {}
   tuning.table.cache_clear()
 
 
 def test_what_made_it_faster_is_joined():
-  base = Config(64, 128, 6)
+  base = Launch(64, 128, 6)
   times = {
     base: 5.0,
-    Config(32, 128, 6): 4.0,
-    Config(16, 128, 6): 3.0,
-    Config(64, 64, 6): 6.0,
-    Config(64, 128, 4): 4.5,
-    Config(32, 64, 4): 1.0,  # more than one field: no evidence for either
+    Launch(32, 128, 6): 4.0,
+    Launch(16, 128, 6): 3.0,
+    Launch(64, 64, 6): 6.0,
+    Launch(64, 128, 4): 4.5,
+    Launch(32, 64, 4): 1.0,  # more than one field: no evidence for either
   }
-  assert join(times, base) == Config(16, 128, 4)
+  assert join(times, base) == Launch(16, 128, 4)
   del times[base]
-  assert join(times, base) == Config(32, 64, 4)
+  assert join(times, base) == Launch(32, 64, 4)
