@@ -43,7 +43,7 @@ def round_program(cfg, shape: DSpineConfig, batch: int, capacity: int):
     state = init_state(
       cfg, drafter, jnp.zeros((batch, capacity), jnp.int32), counts_B,
       counts_B, jnp.zeros((batch,), jnp.uint32), jnp.zeros((1,), jnp.int32),
-      jnp.bfloat16,
+      dtype=jnp.bfloat16,
     )  # fmt: skip
     return decode_round.Params(target, params), state, Sampling.make(batch)
 

@@ -67,6 +67,7 @@ def init_state(
   cap_B: jax.Array,
   seed_B: jax.Array,
   stop_ids_E: jax.Array,
+  *,
   stops_B: jax.Array | None = None,
   dtype=jnp.float32,
 ) -> DecodeState:
