@@ -1,6 +1,7 @@
 """Times each kernel beside XLA's own fusion of its reference."""
 
 import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from experiments.kernel_timing import (
 )
 from spinejax import report
 from spinejax.errors import InputError
+from spinejax.report import profile
 
 
 def measure(case: Case, config) -> dict:
@@ -44,7 +46,7 @@ def measure(case: Case, config) -> dict:
         row['relative_error'] = error
     took = interleaved_us(programs, layers, config.calls, config.repeats)
   least = roofline_us(case, report.results.device()[1])
-  for name, times in zip(('xla_', ''), took, strict=False):
+  for name, times, program in zip(('xla_', ''), took, programs, strict=False):
     median = float(np.median(times))
     row |= {
       f'{name}time_ms': median / 1e3,
@@ -54,9 +56,19 @@ def measure(case: Case, config) -> dict:
     }
     if least is not None:
       row[f'{name}roofline_fraction'] = least / median
+    if (busy := device_ms(program)) is not None:
+      row[f'{name}busy_ms'] = busy / layers
   if 'time_ms' in row:
     row['speedup_vs_xla'] = row['xla_time_ms'] / row['time_ms']
   return row
+
+
+def device_ms(program) -> float | None:
+  """Milliseconds of the device's operations alone: their launches, which may
+  take longer, are not in."""
+  with tempfile.TemporaryDirectory() as folder:
+    profile.record(folder, program)
+    return profile.busy_ms(folder)
 
 
 def show(table: list[dict]) -> None:
@@ -72,6 +84,8 @@ def show(table: list[dict]) -> None:
       'rows': str(row['rows']),
       'XLA us': cell(row, 'xla_time_ms', scale=1e3),
       'kernel us': cell(row, 'time_ms', scale=1e3),
+      'XLA busy': cell(row, 'xla_busy_ms', scale=1e3),
+      'kernel busy': cell(row, 'busy_ms', scale=1e3),
       'speed-up': cell(row, 'speedup_vs_xla', '{:.2f}'),
       'XLA roofline': cell(row, 'xla_roofline_fraction', '{:.0%}'),
       'kernel roofline': cell(row, 'roofline_fraction', '{:.0%}'),
@@ -80,6 +94,7 @@ def show(table: list[dict]) -> None:
     for row in table
   ]
   report.table.print_columns(lines, names=3)
+  print('us: of a layer, launches included; busy: of its operations alone')
   for row in table:
     if 'failed' in row:
       print(f'{row["op"]} {row["shape"]} failed: {row["failed"]}')

@@ -110,6 +110,18 @@ def breakdown(
   return dict(busy)
 
 
+def busy_ms(folder: str | os.PathLike[str]) -> float | None:
+  """Milliseconds that operations took on devices in the latest profile.
+
+  Those at the same time each count. None where only a host was profiled.
+
+  Raises:
+    ValueError: there is no profile.
+  """
+  events = list(_raw_events(folder, on_host=False))
+  return sum(e.duration_ns for e in events) / 1e6 if events else None
+
+
 def operations(program: str, stages: Sequence[str]) -> dict[str, Operation]:
   """The instructions of a compiled program, by name.
 
@@ -183,23 +195,30 @@ def _events(
   A device has its own events, and its host has events of launching them; on a
   CPU those of the host are all there are.
   """
+  events = []
+  for event in _raw_events(folder, on_host):
+    stats = dict(event.stats)
+    of = str(stats.get('hlo_module', module))
+    if 'hlo_op' in stats and of.split('(')[0] == module:
+      events.append((str(stats['hlo_op']), event.duration_ns / 1e6))
+  return events
+
+
+def _raw_events(folder: str | os.PathLike[str], on_host: bool):
+  """The events of the latest profile, of the host or of the devices."""
   files = list(pathlib.Path(folder).rglob('*.xplane.pb'))
   if not files:
     raise ValueError(f'{folder}: no profile')
   latest = max(files, key=lambda file: file.stat().st_mtime_ns)
-  events = []
   with warnings.catch_warnings():
     # Python 3.12 on has something to say of how jaxlib declares its types.
     warnings.filterwarnings('ignore', 'builtin type', DeprecationWarning)
-    for plane in jax.profiler.ProfileData.from_file(str(latest)).planes:
+    data = jax.profiler.ProfileData.from_file(str(latest))
+    for plane in data.planes:
       if plane.name.startswith('/host') != on_host:
         continue
       lines = list(plane.lines)
       # Beside the streams of a GPU there may be lines that sum them up.
       lines = [x for x in lines if x.name.startswith('Stream')] or lines
-      for event in (event for line in lines for event in line.events):
-        stats = dict(event.stats)
-        of = str(stats.get('hlo_module', module))
-        if 'hlo_op' in stats and of.split('(')[0] == module:
-          events.append((str(stats['hlo_op']), event.duration_ns / 1e6))
-  return events
+      for line in lines:
+        yield from line.events

@@ -2,6 +2,7 @@
 
 import os
 import re
+import types
 
 import pytest
 
@@ -110,3 +111,23 @@ def test_no_profile(traced, tmp_path):
     profile.breakdown(tmp_path, program, STAGES)
   with pytest.raises(ValueError, match='no operation of jit_other'):
     profile.breakdown(folder, 'HloModule jit_other, x=1', STAGES)
+
+
+def test_busy_time_is_that_of_devices(traced, monkeypatch):
+  """A host's events are no device's; lines that sum up streams count once."""
+  folder, _ = traced
+  assert profile.busy_ms(folder) is None
+  event = types.SimpleNamespace(duration_ns=2_000_000)
+  lines = [
+    types.SimpleNamespace(name=name, events=[event] * count)
+    for name, count in (('Stream #7', 3), ('Stream #9', 1), ('XLA Ops', 4))
+  ]
+  planes = [
+    types.SimpleNamespace(name=name, lines=lines)
+    for name in ('/host:CPU', '/device:GPU:0')
+  ]
+  monkeypatch.setattr(
+    profile.jax.profiler.ProfileData, 'from_file',
+    lambda path: types.SimpleNamespace(planes=planes),
+  )  # fmt: skip
+  assert profile.busy_ms(folder) == 8
