@@ -27,7 +27,7 @@ def get_config(variant: str = 'full'):
   c.length = 128 if toy else 384  # tokens of a sequence
   c.max_prompt = 96 if toy else 224  # longer prompts are dropped
   c.max_turn = 64 if toy else 160  # tokens of a sampled user turn
-  c.batch = 8 if toy else 1024
+  c.batch = 8 if toy else 2048
   c.shard = 16 if toy else 16384  # prompts; a run goes on at a whole shard
   # User turns to open by kind; see spinejax/train/self_data.py.
   c.openings = ml_collections.ConfigDict(
