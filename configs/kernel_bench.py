@@ -26,5 +26,7 @@ def get_config(variant: str = 'all'):
   c.toy = variant == 'toy'
   c.calls = 1 if c.toy else 10  # of a program, before it is waited for
   c.repeats = 1 if c.toy else 7
+  # Keep the first layer's inputs and output, for `platforms` to compare with.
+  c.outputs = False
   c.results = 'runs'  # `results` holds what README quotes
   return c

@@ -12,6 +12,7 @@ from experiments.kernel_cases import OPS, Case, cases, platform_of
 from experiments.kernel_timing import (
   Stack,
   interleaved_us,
+  outputs_key,
   relative_error,
   roofline_us,
 )
@@ -20,8 +21,12 @@ from spinejax.errors import InputError
 from spinejax.report import profile
 
 
-def measure(case: Case, config) -> dict:
-  """The metric row of a case; that of a kernel that fails says why."""
+def measure(case: Case, config, outputs: dict | None = None) -> dict:
+  """The metric row of a case; that of a kernel that fails says why.
+
+  Args:
+    outputs: takes the first layer's inputs and output, by `outputs_key`.
+  """
   layers = 2 if config.toy else case.layers()
   stack = Stack(case, layers)
   exact = stack.one(case.reference, jnp.float32)
@@ -38,12 +43,17 @@ def measure(case: Case, config) -> dict:
 
       row['config'] = str(case.chosen[platform])
       try:
-        error = relative_error(stack.one(kernel), exact)
+        output = stack.one(kernel)
+        error = relative_error(output, exact)
         programs.append(stack.program(kernel))
       except Exception as failed:  # the other cases are worth having
         row['failed'] = f'{type(failed).__name__}: {failed}'[:300]
       else:
         row['relative_error'] = error
+        if outputs is not None:
+          for number, value in enumerate(stack.inputs()):
+            outputs[outputs_key(case, number)] = value
+          outputs[outputs_key(case, 'output')] = output
     took = interleaved_us(programs, layers, config.calls, config.repeats)
   least = roofline_us(case, report.results.device()[1])
   for name, times, program in zip(('xla_', ''), took, programs, strict=False):
@@ -77,15 +87,18 @@ def show(table: list[dict]) -> None:
   def cell(row, key, form='{:.3g}', scale=1.0):
     return form.format(scale * row[key]) if key in row else '-'
 
+  def us(row, name):
+    took = cell(row, f'{name}time_ms', scale=1e3)
+    busy = cell(row, f'{name}busy_ms', scale=1e3)
+    return took if busy == '-' else f'{took} ({busy})'
+
   lines = [
     {
       'op': row['op'],
       'shape': row['shape'],
       'rows': str(row['rows']),
-      'XLA us': cell(row, 'xla_time_ms', scale=1e3),
-      'kernel us': cell(row, 'time_ms', scale=1e3),
-      'XLA busy': cell(row, 'xla_busy_ms', scale=1e3),
-      'kernel busy': cell(row, 'busy_ms', scale=1e3),
+      'XLA us': us(row, 'xla_'),
+      'kernel us': us(row, ''),
       'speed-up': cell(row, 'speedup_vs_xla', '{:.2f}'),
       'XLA roofline': cell(row, 'xla_roofline_fraction', '{:.0%}'),
       'kernel roofline': cell(row, 'roofline_fraction', '{:.0%}'),
@@ -94,7 +107,7 @@ def show(table: list[dict]) -> None:
     for row in table
   ]
   report.table.print_columns(lines, names=3)
-  print('us: of a layer, launches included; busy: of its operations alone')
+  print('us: of a layer, launches included (its operations alone)')
   for row in table:
     if 'failed' in row:
       print(f'{row["op"]} {row["shape"]} failed: {row["failed"]}')
@@ -111,12 +124,14 @@ def main(config):
     raise InputError('ops is empty, expected at least one')
   common.results(config, 'kernel_bench')
   table = []
+  outputs = {'device_kind': report.results.device()[1]}
   for op in config.ops:
     for case in cases(op, config.toy):
       if config.shapes and case.shape not in config.shapes:
         continue
       print(f'{case.op} {case.shape}: compiling and timing', file=sys.stderr)
-      table.append(measure(case, config))
+      kept = outputs if config.outputs else None
+      table.append(measure(case, config, kept))
       result = report.results.build(
         'kernel_bench', 'synthetic', table, config=config.to_dict(),
         started=started,
@@ -128,6 +143,10 @@ def main(config):
     raise InputError(f'shapes = {config.shapes}: no operation has one of them')
   print(f'synthetic (random weights) on {report.results.device()[0]}\n')
   show(table)
+  if config.outputs:
+    arrays = path.with_suffix('.npz')
+    np.savez_compressed(arrays, **outputs)
+    print(arrays)
   print(path)
 
 

@@ -80,12 +80,22 @@ class Stack:
     compiled = stacked(self.case, layer).lower(*given).compile()
     return lambda: compiled(*given)
 
+  def inputs(self) -> list[np.ndarray]:
+    """Those of the first layer, as float32: NumPy's files have no bfloat16."""
+    given = self.carry, *self.shared, *self.own[0]
+    return [np.asarray(x.astype(jnp.float32)) for x in given]
+
   def one(self, layer: Callable, dtype=None) -> np.ndarray:
     """A single layer's output, computed in `dtype` where that is given."""
     given = (self.carry, *self.shared), self.own[0]
     if dtype is not None:
       given = jax.tree.map(lambda x: x.astype(dtype), given)
     return np.asarray(jax.jit(layer)(*given).astype(jnp.float32))
+
+
+def outputs_key(case: Case, what: int | str) -> str:
+  """The name of a case's input, by its number, or output in a file."""
+  return f'{case.op}/{case.shape}/{what}'
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:

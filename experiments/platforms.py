@@ -1,13 +1,14 @@
 """Kernels and the whole round on GPUs beside TPUs that are not there."""
 
 import dataclasses
+import pathlib
 import sys
 
 import jax
 import jax.numpy as jnp
 from matplotlib.figure import Figure
 
-from experiments import common
+from experiments import common, platforms_here
 from experiments.kernel_cases import OPS, Case, cases
 from experiments.kernel_timing import LIMITS, roofline_us, stacked
 from spinejax import report
@@ -19,6 +20,7 @@ from spinejax.drafters.dspine import DSpineConfig
 from spinejax.drafters.factored import make_tables
 from spinejax.drafters.shape import drafter_config
 from spinejax.errors import InputError
+from spinejax.target.config import TargetConfig
 from spinejax.target.loading import target_config
 from spinejax.target.model import random_params
 from spinejax.train.objectives import OBJECTIVES
@@ -103,8 +105,8 @@ def measured_rows(path: str) -> dict:
   }
 
 
-def of_round(config, target: str) -> dict:
-  """The whole round, for a target cut to a few layers."""
+def round_shape(config) -> tuple[TargetConfig, DSpineConfig]:
+  """The target of the round, cut to a few layers, and the drafter."""
   full = target_config(config.target)
   cfg = dataclasses.replace(full, layers=config.layers)
   shape = drafter_config(
@@ -113,6 +115,12 @@ def of_round(config, target: str) -> dict:
   shape = dataclasses.replace(
     shape, taps=tap_ids(cfg.layers, config.drafter.taps)
   )
+  return cfg, shape
+
+
+def of_round(config, target: str) -> dict:
+  """The whole round, compiled."""
+  cfg, shape = round_shape(config)
   program = round_program(cfg, shape, config.batch, config.capacity)
   step = jax.jit(decode_round.step, static_argnums=(0, 1))
   compiled = topologies.compile_for(target, step, cfg, *program)
@@ -134,13 +142,14 @@ def draw(table: list[dict]) -> Figure:
   axes = figure.subplots()
   names = list(dict.fromkeys(f'{r["op"]}\n{r["shape"]}' for r in table))
   marks = dict(modelled_time_ms='_', compiled_time_ms='o', time_ms='*')
-  colours = {name: f'C{i}' for i, name in enumerate(topologies.TARGETS)}
+  platforms = dict.fromkeys(row['platform'] for row in table)
+  colours = {name: f'C{i}' for i, name in enumerate(platforms)}
   for row in table:
     at = names.index(f'{row["op"]}\n{row["shape"]}')
     for key, mark in marks.items():
       if row.get(key):
         axes.plot(at, row[key], mark, color=colours[row['platform']])
-  for name in dict.fromkeys(row['platform'] for row in table):
+  for name in platforms:
     axes.plot([], [], 's', color=colours[name], label=name)
   axes.set_yscale('log')
   axes.set_xticks(range(len(names)), names, fontsize=6, rotation=30)
@@ -159,24 +168,38 @@ def main(config):
         raise InputError(f'{field} has {value!r}, expected {", ".join(known)}')
   if not config.platforms:
     raise InputError('platforms is empty, expected at least one')
+  platforms_here.check(config)
   folder = common.results(config, 'platforms')
   measured = measured_rows(config.measured)
+  agreed = platforms_here.agreement(config.outputs)
   table = []
-  for target in config.platforms:
+
+  def fill(name, of_case, of_round) -> pathlib.Path:
     for op in config.ops:
       for case in cases(op, config.toy):
-        print(f'{target}: {op} {case.shape}', file=sys.stderr)
-        table.append(of_case(case, target, measured))
+        print(f'{name}: {op} {case.shape}', file=sys.stderr)
+        table.append(of_case(case))
     if config.round:
-      print(f'{target}: round', file=sys.stderr)
-      table.append(of_round(config, target))
+      print(f'{name}: round', file=sys.stderr)
+      table.append(of_round())
     # After each platform, so that a failure loses one only.
     result = report.results.build(
-      'platforms', 'compiled', table, config=config.to_dict(), started=started,
+      'platforms', 'compiled', table + agreed, config=config.to_dict(),
+      started=started, device_kind='none',
       device_name='compiled for ' + ', '.join(config.platforms),
-      device_kind='none',
     )  # fmt: skip
-    path = report.results.write(result, config.name, root=config.results)
+    return report.results.write(result, config.name, root=config.results)
+
+  if config.platform:
+    fill(
+      config.platform, lambda case: platforms_here.of_case(case, config),
+      lambda: platforms_here.of_round(config, *round_shape(config)),
+    )  # fmt: skip
+  for target in config.platforms:
+    path = fill(
+      target, lambda case, at=target: of_case(case, at, measured),
+      lambda at=target: of_round(config, at),
+    )  # fmt: skip
   figure = folder / f'{config.name}.png'
   report.figures.save(draw(table), figure)
   keys = ('modelled_time_ms', 'compiled_time_ms', 'xla_time_ms', 'time_ms')
@@ -188,6 +211,13 @@ def main(config):
     ],
     names=3,
   )
+  for row in agreed:
+    print(
+      f'{row["op"]} {row["shape"]}: TPU, interpreted, and '
+      f'{row["compared_with"]} differ by {row["relative_difference"]:.1e}; '
+      f'errors {row["relative_error"]:.1e} and '
+      f'{row["other_relative_error"]:.1e}'
+    )
   print(figure)
   print(path)
 

@@ -1,5 +1,9 @@
 """The table of platforms, from end to end, at toy shapes."""
 
+import numpy as np
+
+from experiments import kernel_cases, platforms_here
+from experiments.kernel_timing import Stack, outputs_key
 from spinejax.report import results
 from tests.experiments import binaries
 
@@ -23,3 +27,55 @@ def test_platforms(tmp_path):
     assert row['modelled_time_ms'] > 0
     assert ('compiled_time_ms' in row) == (row['platform'] == 'v5e')
   assert (tmp_path / 'platforms' / 'platforms.png').stat().st_size > 1000
+
+
+def test_what_runs_here_is_beside_them(tmp_path, monkeypatch):
+  flag = '--xla_force_host_platform_device_count=3'
+  monkeypatch.setenv('XLA_FLAGS', flag)
+  fields = dict(
+    platforms="('v5e',)", ops="('transition',)", platform='cpu', mesh='model=3',
+    results=tmp_path, target='smollm2-135m', layers=5, batch=1, capacity=128,
+  )  # fmt: skip
+  fields |= {'drafter.rank': 64, 'drafter.message': 64, 'drafter.taps': 2}
+  done = binaries.start(
+    'platforms', '--config=configs/platforms.py:toy',
+    *(f'--config.{field}={value}' for field, value in fields.items()),
+  )  # fmt: skip
+  assert done.status == 0, done.err
+  rows = results.load(tmp_path / 'platforms' / 'platforms.json')['metrics']
+  assert [(r['platform'], r['op']) for r in rows] == [
+    ('cpu', 'transition'), ('cpu', 'transition'), ('cpu', 'round'),
+    ('v5e', 'transition'), ('v5e', 'transition'), ('v5e', 'round'),
+  ]  # fmt: skip
+  assert all(r['time_ms'] > 0 for r in rows if r['platform'] == 'cpu')
+
+
+def test_a_platform_that_this_is_not(tmp_path):
+  for field, value, message in (
+    ('platform', 'tpu', "platform = 'tpu', but JAX runs on 'cpu' here"),
+    ('mesh', 'model=2', 'mesh: only of a round that runs here; give platform'),
+    ('outputs', tmp_path / 'none.npz', 'outputs = '),
+  ):
+    done = binaries.start(
+      'platforms', '--config=configs/platforms.py:toy',
+      f'--config.{field}={value}', f'--config.results={tmp_path}',
+    )  # fmt: skip
+    assert done.status == 2
+    assert done.err.splitlines()[-1].startswith(f'error: {message}')
+
+
+def test_outputs_of_another_device_are_compared(tmp_path):
+  """Against the reference's, with one output of 15 rows off by a tenth."""
+  case = next(
+    c for c in kernel_cases.cases('injection', toy=True) if c.rows == 15
+  )
+  stack = Stack(case, 1)
+  output = stack.one(case.reference).copy()
+  output[0, 0] *= 1.1
+  arrays = {outputs_key(case, i): x for i, x in enumerate(stack.inputs())}
+  arrays[outputs_key(case, 'output')] = output
+  np.savez(tmp_path / 'x.npz', device_kind='other', **arrays)
+  (row,) = platforms_here.agreement(str(tmp_path / 'x.npz'))
+  assert row['compared_with'] == 'other' and row['shape'] == case.shape
+  assert row['relative_error'] < 1e-2
+  assert 0.01 < row['relative_difference'] < 0.05

@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+
 from experiments import kernel_cases
 from experiments.tune_kernels import join
 from pallas_kernels import tuning
@@ -16,9 +18,13 @@ def test_kernel_bench(tmp_path):
   done = binaries.fork(
     'kernel_bench', '--config=configs/kernel_bench.py:toy', ONE,
     '--config.shapes=("toy_1",)', f'--config.results={tmp_path}',
+    '--config.outputs',
   )  # fmt: skip
   assert done.status == 0, done.err
   path = tmp_path / 'kernel_bench' / 'kernels.json'
+  with np.load(path.with_suffix('.npz')) as arrays:
+    assert arrays['transition/toy_1/output'].shape == (1, 3)
+    assert arrays['device_kind'] == 'cpu'
   assert done.out.splitlines()[-1] == str(path)
   result = results.load(path)
   assert result['label'] == 'synthetic'
