@@ -4,6 +4,7 @@ import dataclasses
 import numbers
 import os
 import pathlib
+import warnings
 
 import jax.numpy as jnp
 
@@ -55,7 +56,8 @@ def load_drafter(
       trained number. DSpine is causal inside the block, so a shorter block has
       the same leading proposals. The bidirectional drafters propose other
       tokens, and worse ones, at a length they were not trained for; and slots
-      beyond the trained length are guesses of an untrained position in all.
+      beyond the trained length, of which a warning tells, are guesses of an
+      untrained position in all.
     factored: score DSpine's transition table in the factored form: less
       arithmetic a round, for three more tables of [V, M] float32.
 
@@ -83,6 +85,12 @@ def load_drafter(
   if factored and not isinstance(model.params, DSpineParams):
     raise _not_factored(drafter.name)
   if block is not None:
+    if block > drafter.slots + 1:
+      warnings.warn(
+        f'block = {block}, but {source} was trained for {drafter.slots + 1} '
+        'rows: what it proposes beyond them is a guess',
+        stacklevel=2,
+      )
     drafter = dataclasses.replace(drafter, cfg=drafter.cfg.of_rows(block))
   params = shard(model.params, target.mesh, dtype)
   if factored:

@@ -75,6 +75,8 @@ def test_block_counts_the_rows_that_are_verified():
       assert drafter.slots == rows - 1
       assert drafter.cfg.block == rows - drafter.cfg.anchor_first
     assert drafter == run.model.drafter
+    with pytest.warns(UserWarning, match=f'was trained for {own} rows'):
+      load_drafter(run.path, run.target, block=own + 1)
 
 
 @pytest.mark.parametrize(
