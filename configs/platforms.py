@@ -7,12 +7,12 @@ of `kernel_bench` is from (`measured`), and on the device of this machine where
 `platform` names it. `outputs` compares the TPU kernels, interpreted, with what
 another device computed from the same inputs. The round is that of DSpine for a
 target cut to a few layers; its model is reading the target's weights.
-Hardware: none, but the packages of the extra `aot`; ten minutes on
-two cores.
+Hardware: none, but for `platforms` the packages of the extra `aot`; ten minutes
+on two cores.
 Commands:
   python -m experiments.platforms --config=configs/platforms.py
   python -m experiments.platforms --config=configs/platforms.py \
-    --config.platform=tpu --config.mesh=model=4
+    --config.platform=tpu --config.mesh=model=4 --config.platforms="()"
 """
 
 import ml_collections
@@ -24,7 +24,7 @@ def get_config(variant: str = 'all'):
   c = ml_collections.ConfigDict()
   c.name = 'platforms'  # of the files written
   c.toy = variant == 'toy'
-  c.platforms = ('h100', 'v5e', 'v6e', 'v5p', 'tpu7x')
+  c.platforms = ('h100', 'v5e', 'v6e', 'v5p', 'tpu7x')  # () for none
   c.ops = ('injection', 'transition', 'block_attention')
   c.measured = ''  # a result file of kernel_bench
   c.outputs = ''  # a file of arrays of kernel_bench, or ''
@@ -34,15 +34,15 @@ def get_config(variant: str = 'all'):
   c.calls = 1 if c.toy else 10  # as of kernel_bench
   c.repeats = 1 if c.toy else 7
   c.round = True
-  c.target = 'qwen3-8b'
+  c.target = 'smollm2-135m' if c.toy else 'qwen3-8b'
   c.layers = 8  # of the target, in a round
-  c.batch = 8
-  c.capacity = 1280
+  c.batch = 1 if c.toy else 8
+  c.capacity = 128 if c.toy else 1280
   c.drafter = ml_collections.ConfigDict()
   c.drafter.layers = 2
   c.drafter.block = 16
   c.drafter.taps = 5
-  c.drafter.rank = 1024
-  c.drafter.message = 512
+  c.drafter.rank = 64 if c.toy else 1024
+  c.drafter.message = 64 if c.toy else 512
   c.results = 'runs'
   return c

@@ -96,6 +96,13 @@ def hold(path: pathlib.Path, wait: bool = False) -> int:
   return handle
 
 
+def there(config: ConfigDict, field: str, binary: str, more: str = '') -> None:
+  """Refuses a file that is not there, and says what makes it."""
+  if not pathlib.Path(config[field]).exists():
+    hint = f'experiments.{binary} makes it' + (f', {more}' if more else '')
+    raise InputError(f'{field} = {config[field]!r} is not there: {hint}')
+
+
 def results(config: ConfigDict, experiment: str) -> pathlib.Path:
   """The folder of an experiment's result files."""
   if not config.results:

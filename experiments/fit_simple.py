@@ -240,6 +240,7 @@ def main(config):
   terms_of(config.variant)
   check_weights(config.weights)
   check_label(config.label)
+  common.there(config, 'table', 'measure_energy')
   cells, joules_N = table_of(config.table)
   root = common.results(config, 'fit_simple')
   law = Simple(config.variant, config.weights).fit(cells, joules_N)

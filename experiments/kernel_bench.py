@@ -88,26 +88,32 @@ def show(table: list[dict]) -> None:
     return form.format(scale * row[key]) if key in row else '-'
 
   def us(row, name):
-    took = cell(row, f'{name}time_ms', scale=1e3)
+    took = cell(row, f'{name}time_ms', '{:.4g}', 1e3)
     busy = cell(row, f'{name}busy_ms', scale=1e3)
     return took if busy == '-' else f'{took} ({busy})'
 
   lines = [
     {
-      'op': row['op'],
+      'op': row['op'].replace('block_', ''),
       'shape': row['shape'],
       'rows': str(row['rows']),
       'XLA us': us(row, 'xla_'),
       'kernel us': us(row, ''),
       'speed-up': cell(row, 'speedup_vs_xla', '{:.2f}'),
-      'XLA roofline': cell(row, 'xla_roofline_fraction', '{:.0%}'),
-      'kernel roofline': cell(row, 'roofline_fraction', '{:.0%}'),
+      'XLA roof': cell(row, 'xla_roofline_fraction', '{:.0%}'),
+      'roof': cell(row, 'roofline_fraction', '{:.0%}'),
       'error': cell(row, 'relative_error', '{:.1e}'),
     }
     for row in table
   ]
   report.table.print_columns(lines, names=3)
-  print('us: of a layer, launches included (its operations alone)')
+  if jax.default_backend() == 'cpu':
+    print('kernels are interpreted on a CPU: only their errors mean something')
+  else:
+    print(
+      'us: of a layer, launches included (its operations alone); roof: share '
+      "of the chip's limits"
+    )
   for row in table:
     if 'failed' in row:
       print(f'{row["op"]} {row["shape"]} failed: {row["failed"]}')

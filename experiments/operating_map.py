@@ -49,6 +49,7 @@ def measured_of(config, target: str) -> Measured | None:
   """The rounds of a table that are the target's; None without a table."""
   if not config.table:
     return None
+  common.there(config, 'table', 'speculation_energy', 'or take :modelled')
   result = report.results.load(config.table)
   rounds = [
     row
@@ -91,9 +92,7 @@ def panel_of_laws(
   )
   fits_YX = None
   if machine is not None:
-    fits_YX = np.array([
-      [fits(config, machine, shape, b, c) for b in batch_X] for c in context_Y
-    ])  # fmt: skip
+    fits_YX = fitting(config, machine, shape)
   points = [
     Point(cell['batch'], cell['context'], cell['region'])
     for cell in operating.cells(found.rounds, [one])
@@ -106,6 +105,14 @@ def fits(config, machine: Chip, shape: Shape, batch, context) -> bool:
   """Whether a chip's memory holds weights, caches and activations."""
   sizes = int(batch), int(context), config.dtype
   return memory_table(shape.cfg, shape.draft, *sizes)['total'] < machine.memory
+
+
+def fitting(config, machine: Chip, shape: Shape) -> np.ndarray:
+  """Where on the map a chip's memory is large enough."""
+  batch_X, context_Y = grid(config)
+  return np.array([
+    [fits(config, machine, shape, b, c) for b in batch_X] for c in context_Y
+  ])  # fmt: skip
 
 
 def panel_of_chip(
@@ -124,7 +131,8 @@ def panel_of_chip(
     return 1 - took / tokens / step
 
   saved_YX = np.array([[saved(b, c) for b in batch_X] for c in context_Y])
-  return Panel(batch_X, context_Y, saved_YX, saved_YX)
+  fits_YX = fitting(config, machine, shape)
+  return Panel(batch_X, context_Y, saved_YX, saved_YX, fits_YX)
 
 
 def modelled(config, machine: Chip, shape: Shape, draft) -> list[dict]:
@@ -140,7 +148,12 @@ def modelled(config, machine: Chip, shape: Shape, draft) -> list[dict]:
       took = round_seconds(*sizes, draft, **place)
       step = round_seconds(*sizes, None, **place)
       rows.append(
-        place | dict(platform=machine.name, break_even_modelled=took / step)
+        place
+        | dict(
+          platform=machine.name,
+          break_even_modelled=took / step,
+          fits=fits(config, machine, shape, batch, context),
+        )
       )
   return rows
 

@@ -166,15 +166,17 @@ def main(config):
     for value in config[field]:
       if value not in known:
         raise InputError(f'{field} has {value!r}, expected {", ".join(known)}')
-  if not config.platforms:
+  if not (config.platforms or config.platform or config.outputs):
     raise InputError('platforms is empty, expected at least one')
   platforms_here.check(config)
+  for target in config.platforms:
+    topologies.device(target)  # before the first takes minutes
   folder = common.results(config, 'platforms')
   measured = measured_rows(config.measured)
   agreed = platforms_here.agreement(config.outputs)
   table = []
 
-  def fill(name, of_case, of_round) -> pathlib.Path:
+  def fill(name, of_case, of_round) -> None:
     for op in config.ops:
       for case in cases(op, config.toy):
         print(f'{name}: {op} {case.shape}', file=sys.stderr)
@@ -182,11 +184,16 @@ def main(config):
     if config.round:
       print(f'{name}: round', file=sys.stderr)
       table.append(of_round())
+    save()
+
+  def save() -> pathlib.Path:
     # After each platform, so that a failure loses one only.
+    compiled = 'compiled for ' + ', '.join(config.platforms)
+    device = dict(device_name=compiled, device_kind='none')
     result = report.results.build(
-      'platforms', 'compiled', table + agreed, config=config.to_dict(),
-      started=started, device_kind='none',
-      device_name='compiled for ' + ', '.join(config.platforms),
+      'platforms', 'compiled' if config.platforms else 'synthetic',
+      table + agreed, config=config.to_dict(), started=started,
+      **device if config.platforms else {},
     )  # fmt: skip
     return report.results.write(result, config.name, root=config.results)
 
@@ -196,10 +203,11 @@ def main(config):
       lambda: platforms_here.of_round(config, *round_shape(config)),
     )  # fmt: skip
   for target in config.platforms:
-    path = fill(
+    fill(
       target, lambda case, at=target: of_case(case, at, measured),
       lambda at=target: of_round(config, at),
     )  # fmt: skip
+  path = save()
   figure = folder / f'{config.name}.png'
   report.figures.save(draw(table), figure)
   keys = ('modelled_time_ms', 'compiled_time_ms', 'xla_time_ms', 'time_ms')

@@ -36,8 +36,9 @@ def of_case(case: Case, config) -> dict:
   """A kernel, timed on this machine's device."""
   kind = report.results.device()[1]
   return measure(case, config) | dict(
-    platform=config.platform, device_kind=kind, measured_on=kind
-  )
+    label='synthetic', platform=config.platform, device_kind=kind,
+    measured_on=kind,
+  )  # fmt: skip
 
 
 def of_round(config, cfg: TargetConfig, shape: DSpineConfig) -> dict:
@@ -54,7 +55,8 @@ def of_round(config, cfg: TargetConfig, shape: DSpineConfig) -> dict:
   kind = report.results.device()[1]
   return dict(
     op='round', shape=f'{config.target}, {cfg.layers} layers',
-    rows=config.batch * shape.block, platform=config.platform,
+    rows=config.batch * shape.block, label='synthetic',
+    platform=config.platform,
     device_kind=kind, measured_on=kind, mesh=config.mesh,
     time_ms=times.median, time_ms_low=times.low, time_ms_high=times.high,
   )  # fmt: skip
@@ -103,8 +105,8 @@ def _agreement(case: Case, found: dict, kind: str) -> dict:
     got = case.kernels['tpu'](x, own, case.chosen['tpu'])
   got, exact = (np.asarray(y.astype(jnp.float32)) for y in (got, exact))
   return dict(
-    op=case.op, shape=case.shape, rows=case.rows, platform='tpu, interpreted',
-    device_kind='none', compared_with=kind,
+    op=case.op, shape=case.shape, rows=case.rows, label='synthetic',
+    platform='tpu, interpreted', device_kind='none', compared_with=kind,
     relative_difference=relative_error(got, other),
     relative_error=relative_error(got, exact),
     other_relative_error=relative_error(other, exact),

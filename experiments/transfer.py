@@ -69,6 +69,7 @@ def shapes_of(path) -> list[tuple[TargetConfig, int, int, int]]:
 
 def platforms_of(config) -> list[Platform]:
   """The measured platform first, then what it is compared with."""
+  common.there(config, 'table', 'measure_energy')
   cells, joules_N = table_of(config.table)
   shapes = shapes_of(config.table)
   made = [Platform(config.chip, config.label, None, cells, joules_N)]

@@ -52,7 +52,8 @@ def choose(op: str, make, key: str, heuristic):
   entry = table(op, kind).get(key)
   if entry is not None:
     return make(**entry['config'])
-  logging.getLogger(__name__).info(
-    '%s %s: no tuned config for %s, using %s', op, key, kind, heuristic
-  )
+  if kind != 'cpu':  # there kernels only run in interpreters
+    logging.getLogger(__name__).info(
+      '%s %s: no tuned config for %s, using %s', op, key, kind, heuristic
+    )
   return heuristic

@@ -145,7 +145,11 @@ def test_transfer(tmp_path, table):
       "weights = 'log', expected ...",
     ),
     ('fit_simple', dict(label='true'), "label = 'true', expected one of ..."),
-    ('fit_simple', dict(table='none.csv'), 'none.csv: No such file or ...'),
+    (
+      'fit_simple',
+      dict(table='none.csv'),
+      "table = 'none.csv' is not there: exp...",
+    ),
     ('fit_simple', dict(resamples=0), 'resamples = 0, expected at least 1'),
     ('transfer', dict(chips=('v7',)), "chip 'v7', expected one of h100, ..."),
     ('transfer', dict(variant='kv'), "variant = 'kv', expected one of ..."),
