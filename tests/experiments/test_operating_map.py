@@ -96,7 +96,8 @@ def test_of_limits_alone(tmp_path):
      '1..16 of 15 slots'),
     ('modelled', dict(contexts='(10, 10)'), 'contexts = 10..10, expected a '
      'range from 1 on'),
-    ('qwen3_8b', dict(table='none.json'), 'none.json...'),
+    ('qwen3_8b', dict(table='none.json'), "table = 'none.json' is "
+     'not there: experiments.speculation_energy makes it, or take :modelled'),
     ('smollm2', {}, '...: no rounds of plain with 1 rows for smollm2-135m'),
   ),
 )  # fmt: skip
