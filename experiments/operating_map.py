@@ -78,8 +78,9 @@ def grid(config) -> tuple[np.ndarray, np.ndarray]:
 
 
 def panel_of_laws(
-  config, found: Measured, machine: Chip | None, shape: Shape, one: Acceptance
-) -> Panel:
+  config, found: Measured, shape: Shape, one: Acceptance,
+  fits_YX: np.ndarray | None,
+) -> Panel:  # fmt: skip
   """The measured machine: laws between points."""
   batch_X, context_Y = grid(config)
   name, rows = config.drafter.name, shape.draft.block
@@ -90,9 +91,6 @@ def panel_of_laws(
     saving(found.laws[value], rounds, tokens).reshape(batch_YX.shape)
     for value in VALUES
   )
-  fits_YX = None
-  if machine is not None:
-    fits_YX = fitting(config, machine, shape)
   points = [
     Point(cell['batch'], cell['context'], cell['region'])
     for cell in operating.cells(found.rounds, [one])
@@ -116,8 +114,9 @@ def fitting(config, machine: Chip, shape: Shape) -> np.ndarray:
 
 
 def panel_of_chip(
-  config, machine: Chip, shape: Shape, draft: DraftModel, one: Acceptance
-) -> Panel:
+  config, machine: Chip, shape: Shape, draft: DraftModel, one: Acceptance,
+  fits_YX: np.ndarray,
+) -> Panel:  # fmt: skip
   """A modelled machine: with one power, what saves time saves energy."""
   batch_X, context_Y = grid(config)
   tokens = one.tokens(shape.name, config.drafter.name, config.drafter.block)
@@ -131,7 +130,6 @@ def panel_of_chip(
     return 1 - took / tokens / step
 
   saved_YX = np.array([[saved(b, c) for b in batch_X] for c in context_Y])
-  fits_YX = fitting(config, machine, shape)
   return Panel(batch_X, context_Y, saved_YX, saved_YX, fits_YX)
 
 
@@ -203,13 +201,16 @@ def main(config):
     rows += evidence.break_evens(config, found)
     rows += evidence.ranges(config, found)
     device = dict(device_name=found.device, device_kind=found.device_kind)
+    room_YX = machine and fitting(config, machine, shape)
     panels.append((f'{found.device_kind}, {found.label}', [
-      panel_of_laws(config, found, machine, shape, one) for one in forced
+      panel_of_laws(config, found, shape, one, room_YX) for one in forced
     ]))  # fmt: skip
   for each in config.chips:
     kind = f'TPU {each}' if each in TPUS else each.upper()
+    room_YX = fitting(config, CHIPS[each], shape)
     panels.append((f'{kind}, modelled', [
-      panel_of_chip(config, CHIPS[each], shape, draft, one) for one in forced
+      panel_of_chip(config, CHIPS[each], shape, draft, one, room_YX)
+      for one in forced
     ]))  # fmt: skip
     rows += modelled(config, CHIPS[each], shape, draft)
   label = 'modelled' if found is None else found.label

@@ -8,15 +8,18 @@ from spinejax.report import results
 from tests.experiments import binaries
 
 
-def test_platforms(tmp_path):
-  fields = dict(
-    platforms="('h100','v5e')", ops="('transition',)", round='False',
-    results=tmp_path,
-  )  # fmt: skip
-  done = binaries.start(
+def run(tmp_path, **fields) -> binaries.Done:
+  fields |= dict(results=tmp_path)
+  return binaries.start(
     'platforms', '--config=configs/platforms.py:toy',
     *(f'--config.{field}={value}' for field, value in fields.items()),
   )  # fmt: skip
+
+
+def test_platforms(tmp_path):
+  done = run(
+    tmp_path, platforms="('h100','v5e')", ops="('transition',)", round='False'
+  )
   assert done.status == 0, done.err
   result = results.load(tmp_path / 'platforms' / 'platforms.json')
   assert result['label'] == 'compiled'
@@ -32,13 +35,9 @@ def test_platforms(tmp_path):
 def test_what_runs_here_is_beside_them(tmp_path, monkeypatch):
   flag = '--xla_force_host_platform_device_count=3'
   monkeypatch.setenv('XLA_FLAGS', flag)
-  fields = dict(
-    platforms="('v5e',)", ops="('transition',)", platform='cpu', mesh='model=3',
-    results=tmp_path,
-  )  # fmt: skip
-  done = binaries.start(
-    'platforms', '--config=configs/platforms.py:toy',
-    *(f'--config.{field}={value}' for field, value in fields.items()),
+  done = run(
+    tmp_path, platforms="('v5e',)", ops="('transition',)", platform='cpu',
+    mesh='model=3',
   )  # fmt: skip
   assert done.status == 0, done.err
   rows = results.load(tmp_path / 'platforms' / 'platforms.json')['metrics']
@@ -55,10 +54,7 @@ def test_a_platform_that_this_is_not(tmp_path):
     ('mesh', 'model=2', 'mesh: only of a round that runs here; give platform'),
     ('outputs', tmp_path / 'none.npz', 'outputs = '),
   ):
-    done = binaries.start(
-      'platforms', '--config=configs/platforms.py:toy',
-      f'--config.{field}={value}', f'--config.results={tmp_path}',
-    )  # fmt: skip
+    done = run(tmp_path, **{field: value})
     assert done.status == 2
     assert done.err.splitlines()[-1].startswith(f'error: {message}')
 
